@@ -1,8 +1,8 @@
-"""Charts of a run: their data, its points as bars or as lines, and which charts apply.
+"""Charts of a run: their data, points as bars or as lines, and which charts apply.
 
-Each module of this folder except `grammar` lists its charts in CHARTS. The page shows the charts
-that apply, in the order of their `position`, after the chart that answers the question of the job.
-`--chart` draws only this first chart.
+Each module of this folder except `grammar` lists its charts in CHARTS. The page begins with the
+chart that answers the question of the job, which `--chart` draws too; the others follow by their
+`position`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words.reasons import not_compared_words
 from raybench.report.words.run import machine_of_run
 
-# More lines cannot be told apart in one panel.
+# Up to so many lines share one panel; more cannot be distinguished.
 _FEW_LINES = 4
-# Settings in which the bars of one panel differ.
-_ALONG = ("batch", "world_size", "size_bytes")
+# Settings in which the bars of one panel may differ.
+_BAR_SETTINGS = ("batch", "world_size", "size_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +68,14 @@ class ChartData:
     answer: RunAnswer
     # The table `devices` of the run.
     devices: pd.DataFrame = field(default_factory=pd.DataFrame)
-    # The table `telemetry` with TELEMETRY_COLUMNS of `charts.devices`; empty if not sampled.
+    # TELEMETRY_COLUMNS of the table `telemetry`; empty if nothing was sampled.
     telemetry: pd.DataFrame = field(default_factory=pd.DataFrame)
-    # Step times of the points that `heat_points` chooses.
+    # The points of the heat maps.
     rank_times: Sequence[RankTimes] = ()
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """Return one row per point of any status; its rounds are combined."""
+        """Return one row per point of any status, over all rounds."""
         return list(self.answer.data.rows)
 
     @property
@@ -102,11 +102,11 @@ class Chart:
     draw: Callable[[ChartData], Figure | None]
     # The page sorts its charts by this number.
     position: int
-    # Charts are tried as the first picture in this order; None: never the first picture.
+    # Order in which charts are tried as the answer to the question; None: never the answer.
     answers: int | None = None
-    # The first picture only where the answer is one of RATIOS.
+    # The chart answers only questions about one of RATIOS.
     is_of_ratios: bool = False
-    # The page omits the chart unless it is the first picture.
+    # The page omits the chart unless it is the answer.
     is_only_first: bool = False
 
 
@@ -120,7 +120,7 @@ def _all_charts() -> tuple[Chart, ...]:
 
 
 def main_figure(data: ChartData) -> Figure | None:
-    """Return the picture that answers the question of the job; None if nothing was measured."""
+    """Return the figure that answers the question of the job; None if nothing was measured."""
     is_ratio = data.answer.asked.metric in RATIOS
     charts = [chart for chart in _all_charts() if chart.answers]
     for chart in sorted(charts, key=lambda chart: chart.answers or 0):
@@ -132,7 +132,7 @@ def main_figure(data: ChartData) -> Figure | None:
 
 
 def other_figures(data: ChartData, first: Figure | None) -> list[Figure]:
-    """Return the figures of the page in its order, without `first`, its `main_figure`."""
+    """Return the figures of the page in order, except the main figure `first`."""
     figures = []
     for chart in _all_charts():
         figure = None if chart.is_only_first else chart.draw(data)
@@ -142,24 +142,24 @@ def other_figures(data: ChartData, first: Figure | None) -> list[Figure]:
 
 
 def draw_main_figure(data: ChartData, kind: str) -> bytes | None:
-    """Return the `main_figure` as the bytes of a file, or None. kind: `svg` or `png`."""
+    """Return the main figure as a file of the `kind` svg or png; None if nothing was measured."""
     figure = main_figure(data)
     if figure is None:
         return None
     run, versions = data.answer.data.run, data.answer.data.versions
     names = [name for name in ("torch", "nccl") if name in versions]
     software = ", ".join(f"{name} {versions[name]}" for name in names)
-    below = (machine_of_run(data.answer.data), software, formatting.plain(run.run_id))
+    facts = (machine_of_run(data.answer.data), software, formatting.plain(run.run_id))
     return draw_figure(
         figure,
         kind,
         title=f"{figure.title} ({formatting.plain(run.job_name)})",
-        below="; ".join(filter(None, below)),
+        below="; ".join(filter(None, facts)),
     )
 
 
 def why_no_figure(data: RunData) -> str:
-    """Return why `main_figure` returned None, as the end of a sentence."""
+    """Return why a run has no main figure, as the end of a sentence."""
     if not data.rows:
         return "no point of this run has been finished yet"
     ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in data.rows)
@@ -167,32 +167,33 @@ def why_no_figure(data: RunData) -> str:
 
 
 def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[ScaledRow]:
-    """Return points sorted by `distinguishing_settings`; settings named in `last` vary fastest."""
-    return sorted(rows, key=_order(rows, last))
+    """Return points sorted by the settings that vary; settings in `last` vary fastest."""
+    return sorted(rows, key=_sort_key(rows, last))
 
 
-def _order(rows: Sequence[ScaledRow], last: Collection[str]) -> Callable[[ScaledRow], list[Any]]:
+def _sort_key(rows: Sequence[ScaledRow], last: Collection[str]) -> Callable[[ScaledRow], list[Any]]:
+    """Return the function from a point to its place in the order of `in_order`."""
     names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
     return lambda row: [setting_order(setting_of(row, name)) for name in names]
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
-    """Return the first lines of a tip: the settings of a point, then its id."""
+    """Return the first lines of a tooltip: the settings of a point, and its id."""
     return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
 
 
 def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
-    """Return `settings_words`, or the workload where they are empty."""
+    """Return the settings of a line in words; the workload if there are none."""
     return settings_words(row, names, ranks) or formatting.plain(row.workload)
 
 
 def drawn_of(drawn: int, count: int) -> str:
-    """Return the end of a note, " 3 of 5 points are drawn; the table has all.", or ""."""
+    """Return " 3 of 5 points are drawn; the table has all."; "" if all points are drawn."""
     return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
 
 
 def why_not_drawn(row: ScaledRow) -> str:
-    """Say why a chart lacks a point, as the end of a sentence."""
+    """Return why a chart lacks a point, as the end of a sentence."""
     if row.status != "ok":
         return formatting.STATUS_WORDS[row.status]
     if row.why is not None:
@@ -202,7 +203,7 @@ def why_not_drawn(row: ScaledRow) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarFigure:
-    """What a figure of bars has besides its points."""
+    """Titles, layout and table of a figure of bars."""
 
     anchor: str
     title: str
@@ -215,31 +216,32 @@ class BarFigure:
 def bar_figure(
     data: ChartData, figure: BarFigure, points: Sequence[tuple[ScaledRow, Sequence[Mark]]]
 ) -> Figure:
-    """Return a figure with a bar for each point; only the first 72 are drawn, as the note says.
+    """Return a figure with a bar for each of the first 72 points.
 
-    Bars of one panel differ in batch, number of ranks and size; each combination of other settings
-    has panels of its own. Where combinations have fewer than two bars on average, the panels have
-    no titles, and each bar is named by all its settings.
+    Bars of one panel differ in batch, number of ranks or size; other settings make panels.
 
     Args:
         data: the data of the run.
         figure: titles and layout.
-        points: at least one, each with its marks as `bar_panels` expects them. The name of the
-            point is added to their tips.
+        points: at least one, each with its marks for `bar_panels`.
     """
     rows = [row for row, _ in points]
     names, ranks = distinguishing_settings(rows), data.ranks
-    along = [name for name in names if name in _ALONG]
-    rest = [name for name in names if name not in along]
+    bar_settings = [name for name in names if name in _BAR_SETTINGS]
+    panel_settings = [name for name in names if name not in bar_settings]
     drawn = points[:MOST_BARS]
-    panel_names = [settings_words(row, rest, ranks) for row, _ in drawn]
+    panel_names = [settings_words(row, panel_settings, ranks) for row, _ in drawn]
+    # Panels with a single bar each would waste room: then all settings name the bar.
     has_panels = len(drawn) >= 2 * len(set(panel_names))
     bars = []
     for panel_name, (row, marks) in zip(panel_names, drawn, strict=True):
         begin = point_name(row, names, ranks)
-        named = [{**mark, "tip": f"{begin}\n{mark['tip']}"} for mark in marks]
-        name = settings_words(row, along, ranks) if has_panels else short_name(row, names, ranks)
-        bars.append(Bar(panel=panel_name if has_panels else "", name=name, marks=named))
+        with_name = [{**mark, "tip": f"{begin}\n{mark['tip']}"} for mark in marks]
+        if has_panels:
+            name = settings_words(row, bar_settings, ranks)
+            bars.append(Bar(panel=panel_name, name=name, marks=with_name))
+        else:
+            bars.append(Bar(panel="", name=short_name(row, names, ranks), marks=with_name))
     return Figure(
         anchor=figure.anchor,
         title=figure.title,
@@ -255,137 +257,141 @@ class LinePoint:
 
     row: ScaledRow
     x: float
-    # None: the point is a cross on the axis if `is_on_axis`, else it is named below its panel.
+    # A point without y is a cross on the axis if `is_on_axis`, otherwise a name below the panel.
     y: float | None
-    # The tip after the settings and the id of the point.
+    # The tooltip after the settings and the id of the point.
     tip: str = ""
     # Interval of y.
     low: float | None = None
     high: float | None = None
-    # Written at the end of a line.
+    # Text beside the point if the point ends its line.
     number: str = ""
     is_on_axis: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineFigure:
-    """What a figure of lines has besides its points."""
+    """Titles, layout and settings of a figure of lines."""
 
     anchor: str
     title: str
     note: str
     layout: LineLayout
-    # The setting along x, and other settings in which the points of a line may differ.
+    # Settings in which the points of one line may differ, such as the setting along x.
     over: Sequence[str]
     # Settings whose values are lines; each combination of other settings is a panel.
     lines_by: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LinesOfPanel:
-    """The marks of a panel, and the points that it does not draw."""
+class _PanelMarks:
+    """The marks of a panel, and the points that are not drawn."""
 
     title: str
     marks: Sequence[Mark]
-    # Why points are not drawn -> their names.
+    # Reason why points are not drawn -> names of the points.
     missing: Mapping[str, Sequence[str]]
 
     @property
-    def text(self) -> str:
+    def missing_sentence(self) -> str:
         """Return a sentence that names the points that are not drawn, or ""."""
         text = "; ".join(f"{', '.join(names)}: {why}" for why, names in self.missing.items())
         return f"Not drawn: {text}." if text else ""
 
     @property
     def has_line(self) -> bool:
-        """Return whether any line has values at two x."""
-        ends = {(mark["line"], mark["x"]) for mark in self.marks if mark["y"] is not None}
-        return len(ends) > len({line for line, _ in ends})
+        """Return whether at least one line has values at two x."""
+        places = {(mark["line"], mark["x"]) for mark in self.marks if mark["y"] is not None}
+        lines = {line for line, _ in places}
+        return len(places) > len(lines)
 
 
 def line_figure(data: ChartData, figure: LineFigure, points: Sequence[LinePoint]) -> Figure | None:
-    """Return a figure of points as lines; None if no drawn line has values at two x.
-
-    Up to four lines in all share one panel. At most 7 lines and 8 panels are drawn, as the note
-    says. A panel without marks is left out, and the note says so.
-    """
-    order = _order([point.row for point in points], figure.over)
-    points = sorted(points, key=lambda point: order(point.row))
-    members_of, every_line = _panels_and_lines(points, figure, data.ranks)
-    lines = every_line[:MOST_LINES]
+    """Return points as at most 7 lines in 8 panels; None if no line has values at two x."""
+    sort_key = _sort_key([point.row for point in points], figure.over)
+    points = sorted(points, key=lambda point: sort_key(point.row))
+    points_of_panel, all_lines = _panels_and_lines(points, figure, data.ranks)
+    lines = all_lines[:MOST_LINES]
     names = varying([point.row for point in points])
     drawn = []
-    for title, members in [*members_of.items()][:MOST_PANELS]:
-        shown = [(line, point) for line, point in members if line in lines]
-        drawn.append(_lines_of_panel(title, shown, figure.over, names, data.ranks))
+    for title, members in list(points_of_panel.items())[:MOST_PANELS]:
+        members = [(line, point) for line, point in members if line in lines]
+        drawn.append(_marks_of_panel(title, members, figure.over, names, data.ranks))
     if not any(panel.has_line for panel in drawn):
         return None
     note = figure.note
     limits = []
-    if len(drawn) < len(members_of):
-        limits.append(f"{len(drawn)} of {len(members_of)} charts")
-    if len(lines) < len(every_line):
-        limits.append(f"{len(lines)} of {len(every_line)} lines")
+    if len(drawn) < len(points_of_panel):
+        limits.append(f"{len(drawn)} of {len(points_of_panel)} charts")
+    if len(lines) < len(all_lines):
+        limits.append(f"{len(lines)} of {len(all_lines)} lines")
     if limits:
         note += f" The first {' and '.join(limits)} are drawn; the table of the points has all."
-    with_marks = {mark["line"] for panel in drawn for mark in panel.marks}
-    legend = [line for line in lines if line in with_marks]
+    lines_with_marks = {mark["line"] for panel in drawn for mark in panel.marks}
+    legend = [line for line in lines if line in lines_with_marks]
     panels = []
     for panel in drawn:
         if panel.marks:
-            made = line_panel(
-                panel.marks, legend, figure.layout, title=panel.title, missing=panel.text
+            missing = panel.missing_sentence
+            panels.append(
+                line_panel(panel.marks, legend, figure.layout, title=panel.title, missing=missing)
             )
-            panels.append(made)
         elif panel.missing:
             note += f" Not drawn: {panel.title}: {', '.join(panel.missing)}."
     return Figure(anchor=figure.anchor, title=figure.title, note=note, panels=panels)
 
 
-def _lines_of_panel(
+def _marks_of_panel(
     title: str,
     members: Sequence[tuple[str, LinePoint]],
     over: Sequence[str],
     names: Sequence[str],
     ranks: str,
-) -> _LinesOfPanel:
+) -> _PanelMarks:
+    """Return the marks of a panel.
+
+    Args:
+        title: title of the panel.
+        members: (line, point) of the panel.
+        over: settings in which the points of one line may differ.
+        names: all settings that vary.
+        ranks: `GPUs` or `workers`.
+    """
     marks: list[Mark] = []
     missing: dict[str, list[str]] = {}
     has_lines = len({line for line, _ in members}) > 1
     for line, point in members:
         if point.y is None and not point.is_on_axis:
-            apart = settings_words(point.row, [name for name in over if name in names], ranks)
-            name = ", ".join(filter(None, (line if has_lines else "", apart)))
+            settings = settings_words(point.row, [name for name in over if name in names], ranks)
+            name = ", ".join(filter(None, (line if has_lines else "", settings)))
             missing.setdefault(why_not_drawn(point.row), []).append(name)
             continue
-        ends = {"low": point.low, "high": point.high, "number": point.number}
+        optional = {"low": point.low, "high": point.high, "number": point.number}
         tip = f"{point_name(point.row, names, ranks)}\n{point.tip}"
-        marks.append({"x": point.x, "y": point.y, "line": line, **ends, "tip": tip})
-    return _LinesOfPanel(title=title, marks=marks, missing=missing)
+        marks.append({"x": point.x, "y": point.y, "line": line, **optional, "tip": tip})
+    return _PanelMarks(title=title, marks=marks, missing=missing)
 
 
 def _panels_and_lines(
     points: Sequence[LinePoint], figure: LineFigure, ranks: str
 ) -> tuple[dict[str, list[tuple[str, LinePoint]]], list[str]]:
-    """Return the points of each panel, by its title, with their lines; and all lines in order."""
+    """Return title of a panel -> its (line, point); and all lines in order."""
     rows = [point.row for point in points]
-    apart = varying(rows, figure.over)
-    of_lines = [name for name in apart if name in figure.lines_by]
-    if len({_texts_of_settings(row, apart) for row in rows}) <= _FEW_LINES:
-        of_lines = apart
-    of_panels = [name for name in apart if name not in of_lines]
-    members_of: dict[str, list[tuple[str, LinePoint]]] = {}
+    names = varying(rows, figure.over)
+    combinations = {tuple(str(setting_of(row, name)) for name in names) for row in rows}
+    if len(combinations) <= _FEW_LINES:
+        line_settings = names
+    else:
+        line_settings = [name for name in names if name in figure.lines_by]
+    panel_settings = [name for name in names if name not in line_settings]
+    points_of_panel: dict[str, list[tuple[str, LinePoint]]] = {}
     for point in points:
-        title = settings_words(point.row, of_panels, ranks)
-        line = line_name(point.row, of_lines, ranks)
-        members_of.setdefault(title, []).append((line, point))
+        title = settings_words(point.row, panel_settings, ranks)
+        line = line_name(point.row, line_settings, ranks)
+        points_of_panel.setdefault(title, []).append((line, point))
 
-    def order(row: ScaledRow) -> list[Any]:
-        return [setting_order(setting_of(row, name)) for name in of_lines]
+    def line_order(row: ScaledRow) -> list[Any]:
+        return [setting_order(setting_of(row, name)) for name in line_settings]
 
-    lines = [line_name(row, of_lines, ranks) for row in sorted(rows, key=order)]
-    return members_of, list(dict.fromkeys(lines))
-
-
-def _texts_of_settings(row: ScaledRow, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(str(setting_of(row, name)) for name in names)
+    lines = [line_name(row, line_settings, ranks) for row in sorted(rows, key=line_order)]
+    return points_of_panel, list(dict.fromkeys(lines))

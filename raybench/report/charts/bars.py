@@ -1,4 +1,4 @@
-"""Bars of points: which setting is best, what is reached of the datasheet, where the step goes."""
+"""Bars of points: ranking, speed-up, TFLOP/s beside the datasheet, parts of steps, step times."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ from raybench.report.words.causes import CAUSES
 from raybench.results.point_row import is_of_first_round, is_slowed_by_one_rank, step_of_parts
 
 _MOST_RANKED = 12
-# Panels have separate scales where the longest bar of a panel is a smaller share of all bars.
-_SHORT = 0.3
-# The line of the baseline has no room for a longer name; the title has it.
+# A panel whose longest bar is a smaller share of the longest bar of all needs its own scale.
+_SHORTEST_SHARE = 0.3
+# Longer names of a baseline do not fit beside its line; the title has them.
 _LONG_NAME = 20
 # Dimensions of a matrix product.
 _SHAPE = ("m", "n", "k")
 _SUSTAINED, _BURST = "sustained", "first 30 ms"
-# A burst within 1 % of the sustained rate is not drawn.
-_UNSURE = 1.01
-# How much longer a slow rank takes than the others; not a column, but a share of other parts.
-_SLOWER = "slower_ms"
-# Parts of the step in the order of the bars, with their colours. Computing is blue; lost time
-# stands out from it, communication most.
+# Rates of the first 30 ms are drawn if they exceed the sustained rate by more than 1 %.
+_LEAST_BURST_RATIO = 1.01
+# The excess of a slow rank. It is no column, but is subtracted from other parts.
+_SLOW_RANK = "slower_ms"
+# Part of the step -> title and colour, in the order of the bars. Computing is blue; lost time
+# stands out, communication most.
 _PARTS = {
     "compute_ms": ("compute", "var(--s1)"),
     "optimizer_ms": ("update", "var(--s6)"),
@@ -76,30 +76,28 @@ _PARTS = {
     "host_gap_ms": ("host gap", "var(--s4)"),
     "comm_exposed_ms": ("exposed communication", "var(--s2)"),
     "unexplained_ms": ("unexplained", "var(--s5)"),
-    _SLOWER: ("slow rank", "var(--s7)"),
+    _SLOW_RANK: ("slow rank", "var(--s7)"),
 }
 
 
 def _ranking_figure(data: ChartData) -> Figure | None:
-    """Return bars of the points of each contested case, the best first; None without such cases.
-
-    The first 12 points of all cases are drawn.
-    """
+    """Return bars of at most 12 points, by cases with several points, the best of a case first."""
     answer, metric = data.answer, data.answer.metric
-    every = [(case, candidate) for case in answer.contested for candidate in case.ranked]
-    if metric is None or not every:
+    candidates = [(case, candidate) for case in answer.contested for candidate in case.ranked]
+    if metric is None or not candidates:
         return None
     items = answer.asked.items
-    noun, names = metric_noun(metric, items), varying([candidate.row for _, candidate in every])
-    of_unit, unit = (GIB, "GiB") if metric.format == "gib" else (1, metric.unit)
-    along = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
+    noun = metric_noun(metric, items)
+    names = varying([candidate.row for _, candidate in candidates])
+    divisor, unit = (GIB, "GiB") if metric.format == "gib" else (1, metric.unit)
+    x_title = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
     bars = []
-    for case, candidate in every[:_MOST_RANKED]:
+    for case, candidate in candidates[:_MOST_RANKED]:
         begin = point_name(candidate.row, names, data.ranks)
         mark: Mark = {
-            "x": candidate.value / of_unit,
-            "low": candidate.low and candidate.low / of_unit,
-            "high": candidate.high and candidate.high / of_unit,
+            "x": candidate.value / divisor,
+            "low": candidate.low and candidate.low / divisor,
+            "high": candidate.high and candidate.high / divisor,
             "text": formatting.metric(metric, candidate.value),
             "tip": f"{begin}\n{value_words(metric, candidate.value, items)}",
         }
@@ -107,10 +105,10 @@ def _ranking_figure(data: ChartData) -> Figure | None:
         bars.append(Bar(panel=case_name(answer, case), name=name, marks=[mark]))
     order = "largest" if answer.ranked_by.best == "max" else "smallest"
     note = f"The {order} {noun} first."
-    if any(candidate.low is not None for _, candidate in every):
+    if any(candidate.low is not None for _, candidate in candidates):
         note += " Thin lines: 95 % intervals, where they are known."
     points = sum(len(case.ranked) for case in answer.cases)
-    x = axis(along, format="~s", scale=_one_scale(bars))
+    x = axis(x_title, format="~s", scale=_common_scale(bars))
     return Figure(
         anchor="ranking",
         title=f"{noun[:1].upper()}{noun[1:]}, the {order} first",
@@ -119,102 +117,116 @@ def _ranking_figure(data: ChartData) -> Figure | None:
     )
 
 
-def _one_scale(bars: Sequence[Bar]) -> Spec:
-    """Return the scale of all panels; {} where the bars of a panel would be too short on it."""
-    ends: dict[str, float] = {}
-    has_ranges = False
+def _common_scale(bars: Sequence[Bar]) -> Spec:
+    """Return one scale for all panels; {} if the bars of a panel would be too short."""
+    longest_of_panel: dict[str, float] = {}
+    has_intervals = False
     for bar in bars:
         for mark in bar.marks:
-            has_ranges = has_ranges or mark["low"] is not None
-            ends[bar.panel] = max(ends.get(bar.panel, 0.0), mark["high"] or mark["x"])
-    longest = max(ends.values())
-    if len(ends) == 1 or min(ends.values()) < _SHORT * longest:
+            has_intervals = has_intervals or mark["low"] is not None
+            end = mark["high"] or mark["x"]
+            longest_of_panel[bar.panel] = max(longest_of_panel.get(bar.panel, 0.0), end)
+    longest, shortest = max(longest_of_panel.values()), min(longest_of_panel.values())
+    if len(longest_of_panel) == 1 or shortest < _SHORTEST_SHARE * longest:
         return {}
-    # Texts are written beyond intervals.
-    return {"domain": [0, longest * (1.25 if has_ranges else 1.0)]}
+    # Texts are written to the right of intervals.
+    return {"domain": [0, longest * (1.25 if has_intervals else 1.0)]}
 
 
 def _gains_figure(data: ChartData) -> Figure | None:
     """Return bars of the speed-up over the baseline, by the settings that the baseline names.
 
-    At most 7 combinations of other settings are drawn. None if only baseline points have a
-    speed-up, if the baseline names a number of ranks, or if the largest batch is known.
+    None if the baseline names a number of ranks, or if no other point has a speed-up.
     """
     baseline, ranks = data.answer.data.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
     if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
-    names, apart = list(baseline), varying(compared, tuple(baseline))
+    bar_settings, series_settings = list(baseline), varying(compared, tuple(baseline))
+    names = [*bar_settings, *series_settings]
 
-    def order(row: ScaledRow) -> list[Any]:
-        return [setting_order(setting_of(row, name)) for name in (*names, *apart)]
+    def settings_order(row: ScaledRow) -> list[Any]:
+        return [setting_order(setting_of(row, name)) for name in names]
 
-    compared.sort(key=order)
-    lines = list(dict.fromkeys(line_name(row, apart, ranks) for row in compared))
-    drawn = lines[:MOST_LINES]
-    against = formatting.words_of_settings(baseline, ranks)
-    marks_of: dict[str, list[Mark]] = {}
+    compared.sort(key=settings_order)
+    all_series = list(dict.fromkeys(line_name(row, series_settings, ranks) for row in compared))
+    drawn = all_series[:MOST_LINES]
+    marks_of_bar: dict[str, list[Mark]] = {}
     for row in compared:
-        line = line_name(row, apart, ranks)
-        if line not in drawn:
+        series = line_name(row, series_settings, ranks)
+        if series not in drawn:
             continue
-        memory = formatting.percent(row.memory_ratio)
-        tip = f"{point_name(row, [*names, *apart], ranks)}\n{speed_up_words(row)} times the "
-        tip += f"{data.rate}\n{memory} of the memory\n" if memory else f"{data.rate}\n"
-        tip += f"{formatting.step_time(row)}, {formatting.number(row.throughput)} {data.rate}"
-        text = formatting.ratio(row.speed_up)
-        mark: Mark = {"line": line, "x": row.speed_up, "text": text, "tip": tip}
-        ends = {"low": row.speed_up_low, "high": row.speed_up_high}
-        marks_of.setdefault(settings_words(row, names, ranks), []).append(mark | ends)
-    note = f"The {data.rate}, relative to {against} with the same other settings."
+        mark: Mark = {
+            "line": series,
+            "x": row.speed_up,
+            "low": row.speed_up_low,
+            "high": row.speed_up_high,
+            "text": formatting.ratio(row.speed_up),
+            "tip": _gain_tip(data, row, names),
+        }
+        marks_of_bar.setdefault(settings_words(row, bar_settings, ranks), []).append(mark)
+    baseline_name = formatting.words_of_settings(baseline, ranks)
+    note = f"The {data.rate}, relative to {baseline_name} with the same other settings."
     if any(row.speed_up_low is not None for row in compared):
         note += " Thin lines: 95 % intervals."
-    if len(drawn) < len(lines):
-        note += f" {len(drawn)} of {len(lines)} settings are drawn."
-    lacking = [
-        f"{settings_words(row, [*names, *apart], ranks)}: {why_not_drawn(row)}"
+    if len(drawn) < len(all_series):
+        note += f" {len(drawn)} of {len(all_series)} settings are drawn."
+    missing = [
+        f"{settings_words(row, names, ranks)}: {why_not_drawn(row)}"
         for row in data.rows
         if not row.is_baseline and row.speed_up is None
     ]
-    if lacking:
-        note += f" Not drawn: {'; '.join(lacking)}."
+    if missing:
+        note += f" Not drawn: {'; '.join(missing)}."
+    label = baseline_name if len(baseline_name) <= _LONG_NAME else ""
     layout = BarLayout(
         x=axis(f"times the {data.rate}", format="~g"),
         series=drawn if len(drawn) > 1 else (),
-        level=Level(value=1.0, label=against if len(against) <= _LONG_NAME else ""),
+        level=Level(value=1.0, label=label),
     )
-    bars = [Bar(panel="", name=name, marks=marks) for name, marks in marks_of.items()]
-    title = f"Speed-up against {against}"
+    bars = [Bar(panel="", name=name, marks=marks) for name, marks in marks_of_bar.items()]
+    title = f"Speed-up against {baseline_name}"
     return Figure(anchor="gains", title=title, note=note, panels=bar_panels(bars, layout))
 
 
-def operations_figure(data: ChartData) -> Figure | None:
-    """Return bars of TFLOP/s, the largest products first, with panels for each precision.
+def _gain_tip(data: ChartData, row: ScaledRow, names: Sequence[str]) -> str:
+    """Return the tooltip of a speed-up over the baseline."""
+    lines = [
+        point_name(row, names, data.ranks),
+        f"{speed_up_words(row)} times the {data.rate}",
+    ]
+    if memory := formatting.percent(row.memory_ratio):
+        lines.append(f"{memory} of the memory")
+    step, rate = formatting.step_time(row), formatting.number(row.throughput)
+    lines.append(f"{step}, {rate} {data.rate}")
+    return "\n".join(lines)
 
-    The first 72 points are drawn; points that are no products are sorted by TFLOP/s. Where any
-    point is over 1 % faster in its first 30 ms, a second bar shows that rate. None if no ok point
-    has TFLOP/s, or if any point has a throughput.
+
+def operations_figure(data: ChartData) -> Figure | None:
+    """Return bars of TFLOP/s for points without throughput, with panels for each precision.
+
+    None if no point has TFLOP/s, or if a point has a throughput.
     """
     rated = [row for row in data.measured if row.achieved_tflops_per_device]
     if not rated or any(row.throughput is not None for row in data.rows):
         return None
     is_product = all(is_numeric(rated, name) for name in _SHAPE)
 
-    def size(row: ScaledRow) -> float:
-        return math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
+    def largest_and_fastest_first(row: ScaledRow) -> tuple[float, float]:
+        size = math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
+        return -size, -(row.achieved_tflops_per_device or 0.0)
 
-    rated.sort(key=lambda row: (-size(row), -(row.achieved_tflops_per_device or 0.0)))
+    rated.sort(key=largest_and_fastest_first)
     names, shown = distinguishing_settings(rated), rated[:MOST_BARS]
-    rest = [name for name in names if name != "precision"]
-    has_burst = any(
-        (row.burst_tflops_per_device or 0.0) > _UNSURE * (row.achieved_tflops_per_device or 0.0)
-        for row in shown
-    )
+    bar_settings = [name for name in names if name != "precision"]
+    has_burst = any(map(_has_burst, shown))
     panels: list[Panel] = []
     for precision in sorted({row.precision for row in shown}, key=setting_order):
         bars, peak = [], None
-        for row in (row for row in shown if row.precision == precision):
-            name = settings_words(row, rest, data.ranks) or row.workload
+        for row in shown:
+            if row.precision != precision:
+                continue
+            name = settings_words(row, bar_settings, data.ranks) or row.workload
             if is_product:
                 name = " × ".join(str(row.params[dimension]) for dimension in _SHAPE)
             peak = _datasheet_tflops(row) or peak
@@ -238,24 +250,30 @@ def operations_figure(data: ChartData) -> Figure | None:
     return Figure(anchor="tflops", title=title, note=note, panels=panels)
 
 
+def _has_burst(row: ScaledRow) -> bool:
+    """Return whether a point was faster in its first 30 ms."""
+    sustained, burst = row.achieved_tflops_per_device, row.burst_tflops_per_device
+    return (burst or 0.0) > _LEAST_BURST_RATIO * (sustained or 0.0)
+
+
 def _datasheet_tflops(row: ScaledRow) -> float | None:
-    """Return the peak by the datasheet, computed from the share of it that the point reached."""
+    """Return the datasheet's peak, by the share of the peak that the point reached."""
     if not row.mfu_pct:
         return None
     return (row.achieved_tflops_per_device or 0.0) / (row.mfu_pct / 100)
 
 
 def _rate_marks(row: ScaledRow, begin: str, has_burst: bool) -> list[Mark]:
-    """Return the sustained rate of a point, and with `has_burst` the rate of its first 30 ms."""
-    reached, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
-    text = formatting.number(reached)
+    """Return marks for the sustained rate, and with `has_burst` for the rate of the first 30 ms."""
+    sustained, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
+    text = formatting.number(sustained)
     tip = f"{begin}\n{text} TFLOP/s"
     peak = _datasheet_tflops(row)
     if peak is not None:
-        tip += f", {reached / peak:.1%} of the datasheet's {peak:,.1f}"
-        text += f" · {reached / peak:.0%}"
+        tip += f", {sustained / peak:.1%} of the datasheet's {peak:,.1f}"
+        text += f" · {sustained / peak:.0%}"
     tip += f"\n{formatting.step_time(row)}"
-    marks: list[Mark] = [{"x": reached, "line": _SUSTAINED, "text": text, "tip": tip}]
+    marks: list[Mark] = [{"x": sustained, "line": _SUSTAINED, "text": text, "tip": tip}]
     if burst and has_burst:
         text = formatting.number(burst)
         tip = f"{begin}\n{text} TFLOP/s in its first 30 ms"
@@ -264,11 +282,8 @@ def _rate_marks(row: ScaledRow, begin: str, has_burst: bool) -> list[Mark]:
 
 
 def parts_figure(data: ChartData) -> Figure | None:
-    """Return stacked bars of points with a breakdown: their parts above 0 as shares of the step.
-
-    The first 72 are drawn; the table has all. None if no point with a breakdown has a throughput.
-    """
-    rows = in_order([row for row in data.rows if _shares(row)], ("batch", "world_size"))
+    """Return the parts of steps as stacked bars; None if no point has parts and a throughput."""
+    rows = in_order([row for row in data.rows if _part_shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in rows):
         return None
     has_rounds = any(is_of_first_round(row) for row in rows)
@@ -282,9 +297,9 @@ def parts_figure(data: ChartData) -> Figure | None:
             "step."
         )
     note = " ".join([note, *unknown_losses(data.rows)])
-    drawn_parts = {part for row in rows for part in _shares(row)}
+    drawn_parts = {part for row in rows for part in _part_shares(row)}
     parts = [part for part in _PARTS if part in drawn_parts]
-    longest = max(1.0, *(sum(_shares(row).values()) for row in rows))
+    longest = max(1.0, *(sum(_part_shares(row).values()) for row in rows))
     scale = {"domain": [0, longest], "nice": False}
     figure = BarFigure(
         anchor="parts",
@@ -302,27 +317,28 @@ def parts_figure(data: ChartData) -> Figure | None:
 
 
 def _part_marks(row: ScaledRow) -> list[Mark]:
-    """Return the parts of a step, one after the other along x, as shares of the step."""
+    """Return a mark for each part of a step, one after the other, as shares of the step."""
     marks: list[Mark] = []
     start = 0.0
-    for part, share in _shares(row).items():
-        title, ms = _PARTS[part][0], _parts_ms(row)[part] or 0.0
-        of_step = f"{formatting.duration(ms)}, {formatting.percent(share)} of the step"
-        mark: Mark = {"x": start, "x2": start + share, "line": title}
-        marks.append(mark | {"tip": f"{title}: {of_step}"})
+    parts_ms = _parts_ms(row)
+    for part, share in _part_shares(row).items():
+        title, _ = _PARTS[part]
+        time = formatting.duration(parts_ms[part] or 0.0)
+        tip = f"{title}: {time}, {formatting.percent(share)} of the step"
+        marks.append({"x": start, "x2": start + share, "line": title, "tip": tip})
         start += share
     return marks
 
 
 def _parts_table(rows: Sequence[ScaledRow], ranks: str, has_rounds: bool) -> Table:
-    """Return the parts of each step in ms, and its losses against perfect scaling."""
+    """Return a table of the parts of each step in ms, and of the losses against ideal scaling."""
     names = distinguishing_settings(rows)
 
-    def part(row: ScaledRow, name: str) -> str:
-        ms = _parts_ms(row)[name]
+    def part_text(row: ScaledRow, name: str) -> str:
+        part_ms = _parts_ms(row)[name]
         if formatting.is_short(step_of_parts(row)):
-            return formatting.number(ms, 3)
-        return formatting.part(ms, formatting.MILLISECONDS)
+            return formatting.number(part_ms, 3)
+        return formatting.part(part_ms, formatting.MILLISECONDS)
 
     step = "step of round 1 ms" if has_rounds else "step ms"
     columns: list[ColumnOf[ScaledRow]] = [
@@ -333,7 +349,7 @@ def _parts_table(rows: Sequence[ScaledRow], ranks: str, has_rounds: bool) -> Tab
         ),
         (ShownColumn(title=step), lambda row: formatting.number(step_of_parts(row))),
         *(
-            (ShownColumn(title=f"{title} ms"), lambda row, name=name: part(row, name))
+            (ShownColumn(title=f"{title} ms"), lambda row, name=name: part_text(row, name))
             for name, (title, _) in _PARTS.items()
         ),
         *(
@@ -347,8 +363,8 @@ def _parts_table(rows: Sequence[ScaledRow], ranks: str, has_rounds: bool) -> Tab
     return make_table(rows, columns)
 
 
-def _times_figure(data: ChartData) -> Figure | None:
-    """Return bars of median steps in ms; None if nothing was measured, or `time_figure` applies."""
+def _step_times_figure(data: ChartData) -> Figure | None:
+    """Return bars of median steps; None if steps are lines over sizes, or were not measured."""
     rows = in_order(data.measured, ("batch", "world_size"))
     if not rows or time_figure(data):
         return None
@@ -360,7 +376,7 @@ def _times_figure(data: ChartData) -> Figure | None:
 
 
 def _time_mark(row: ScaledRow) -> Mark:
-    """Return the bar of a median step, with a line from the shortest to the 95th percentile."""
+    """Return the mark of a median step, with a line from the shortest to the 95th percentile."""
     median = row.step_ms_p50 or 0.0
     low, high = row.step_ms_min or median, row.step_ms_p95 or median
     spread = f"shortest {formatting.duration(low)}, p95 {formatting.duration(high)}"
@@ -374,8 +390,8 @@ def _time_mark(row: ScaledRow) -> Mark:
     }
 
 
-def _shares(row: ScaledRow) -> dict[str, float]:
-    """Return the parts above 0 as shares of the step, by name; {} without a breakdown."""
+def _part_shares(row: ScaledRow) -> dict[str, float]:
+    """Return part -> share of the step, for parts above 0; {} without a breakdown."""
     step_ms = step_of_parts(row)
     if step_ms is None:
         return {}
@@ -383,19 +399,17 @@ def _shares(row: ScaledRow) -> dict[str, float]:
 
 
 def _parts_ms(row: ScaledRow) -> dict[str, float | None]:
-    """Return the parts of the step in ms, by name.
-
-    The delay of a single slow rank is a separate part: it is subtracted from computing and from
-    the host gap.
-    """
-    parts: dict[str, float | None] = {name: getattr(row, name, None) for name in _PARTS}
+    """Return part -> time in ms; the excess of a slow rank is a part of its own."""
+    parts_ms: dict[str, float | None] = {name: getattr(row, name, None) for name in _PARTS}
     if is_slowed_by_one_rank(row):
-        slower_ms = parts[_SLOWER] = row.straggler_ms or 0.0
-        device_ms = slower_ms if row.straggler_device_ms is None else row.straggler_device_ms
-        for name, ms in (("compute_ms", device_ms), ("host_gap_ms", slower_ms - device_ms)):
-            value = parts[name]
-            parts[name] = None if value is None else value - ms
-    return parts
+        excess_ms = row.straggler_ms or 0.0
+        device_ms = excess_ms if row.straggler_device_ms is None else row.straggler_device_ms
+        parts_ms[_SLOW_RANK] = excess_ms
+        # The measured parts include the excess.
+        for name, ms in (("compute_ms", device_ms), ("host_gap_ms", excess_ms - device_ms)):
+            part_ms = parts_ms[name]
+            parts_ms[name] = None if part_ms is None else part_ms - ms
+    return parts_ms
 
 
 CHARTS = (
@@ -403,5 +417,5 @@ CHARTS = (
     Chart(draw=_gains_figure, position=40, answers=40, is_of_ratios=True),
     Chart(draw=operations_figure, position=45, answers=50),
     Chart(draw=parts_figure, position=35),
-    Chart(draw=_times_figure, position=80, answers=80),
+    Chart(draw=_step_times_figure, position=80, answers=80),
 )

@@ -1,4 +1,4 @@
-"""The change of each point of two sides, as bars with intervals, coloured by verdict."""
+"""The change of each compared point as a bar with its interval, coloured by verdict."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from raybench.report.comparison import Comparison, change_percent
 from raybench.report.words.compare import VERDICT_WORDS, undecided
 
 _MOST_BARS = 36
-# An undecided change beyond the threshold stands out from smaller ones.
+# {}: the threshold. Larger undecided changes stand out from smaller ones.
 _LARGE, _SMALL = "undecided, over {}", "undecided, up to {}"
+# Verdict, or entry of the legend, -> colour.
 _COLORS = {
     SLOWER: "var(--bad)",
     _LARGE: "var(--s5)",
@@ -20,20 +21,20 @@ _COLORS = {
 
 
 def change_figures(comparison: Comparison) -> list[Figure]:
-    """Return the bars of the points that have a rate on both sides; [] without such points."""
+    """Return a figure with the largest changes; [] if no point has a rate on both sides."""
     changes = [(row.ratio - 1, row) for row in comparison.compared if row.ratio is not None]
     if not changes:
         return []
-    # The largest changes in either direction are drawn, the slowest first.
-    drawn = sorted(changes, key=lambda item: -abs(item[0]))[:_MOST_BARS]
+    drawn = sorted(changes, key=lambda item: abs(item[0]), reverse=True)[:_MOST_BARS]
+    # The slowest point comes first.
     drawn.sort(key=lambda item: item[0])
     threshold = f"{100 * comparison.threshold:g} %"
-    classes = [_class_of(row, comparison.threshold) for _, row in drawn]
-    colors = {name.format(threshold): _COLORS[name] for name in _COLORS if name in classes}
+    color_keys = [_color_key(row, comparison.threshold) for _, row in drawn]
+    colors = {key.format(threshold): _COLORS[key] for key in _COLORS if key in color_keys}
     bars = []
-    for (change, row), name in zip(drawn, classes, strict=True):
+    for (change, row), key in zip(drawn, color_keys, strict=True):
         mark = _mark(change, row, comparison.name(row))
-        mark["line"] = name.format(threshold)
+        mark["line"] = key.format(threshold)
         bars.append(Bar(panel="", name=comparison.name(row), marks=[mark]))
     note = f"Bars: the change of {comparison.unit}, the slowest first. Colours: the verdict."
     if any(row.interval_low is not None for _, row in drawn):
@@ -46,7 +47,7 @@ def change_figures(comparison: Comparison) -> list[Figure]:
     return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]
 
 
-def _class_of(row: ComparedPoint, threshold: float) -> str:
+def _color_key(row: ComparedPoint, threshold: float) -> str:
     """Return the key of _COLORS for a compared point."""
     if row.verdict in _COLORS:
         return str(row.verdict)
@@ -55,7 +56,7 @@ def _class_of(row: ComparedPoint, threshold: float) -> str:
 
 def _mark(change: float, row: ComparedPoint, name: str) -> Mark:
     """Return the mark of a bar from 0 to `change`, with its interval."""
-    # Without an interval, an interval of no width keeps the text beside its bar.
+    # An interval of no width keeps the text beside the bar.
     low, high, interval = change, change, ""
     if row.interval_low is not None and row.interval_high is not None:
         low, high = row.interval_low - 1, row.interval_high - 1

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from raybench.analysis.rows import ScaledRow, distinguishing_settings
+from raybench.records.doubts import DoubtKind
 from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData, RankTimes, point_name
@@ -27,6 +30,7 @@ from raybench.report.charts.grammar import (
 from raybench.report.messages import marks as doubt_marks
 from raybench.report.point_settings import settings_words
 
+# Column of `telemetry` -> title and unit of its panel.
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),
     "power_w": ("Power", "W"),
@@ -37,58 +41,42 @@ _SHOWN = {
 TELEMETRY_COLUMNS = ("node_id", "index", "time", *_SHOWN)
 _MOST_TIMES = 60
 _THROTTLED = "var(--held)"
-# A longer pause of the run, as until it was resumed, is not drawn.
+# Longer gaps between samples, as until a run was resumed, are not drawn.
 _LONGEST_GAP_S = 60.0
-# Limits of all heat maps together, because each cell is an element of the page.
+# Limits of cells in all maps, maps, and ranks and columns of a map. Each cell is an element of the
+# page.
 _MOST_CELLS, _MOST_MAPS, _MOST_RANKS, _MOST_COLUMNS = 1_200, 4, 64, 60
+# Fewer columns would not show how step times change.
+_LEAST_COLUMNS = 8
 # Differences from the median at which the colour of a cell changes.
-_STEPS = (-0.1, -0.03, -0.01, 0.01, 0.03, 0.1)
+_COLOR_STEPS = (-0.1, -0.03, -0.01, 0.01, 0.03, 0.1)
 
 
 def telemetry_figure(data: ChartData) -> Figure | None:
     """Return panels of SM clock, power, temperature and use over the seconds since the run began.
 
-    Values are means over 1/60 of the time. For more than seven devices, the least, the median and
-    the most at each time are drawn. Gaps of more than a minute are left out. None for fewer than
-    two times.
+    Gaps of more than a minute are left out. None if there are samples at fewer than two times.
     """
     if data.telemetry.empty:
         return None
-    sampled = data.telemetry.dropna(subset=list(_SHOWN), how="all")
-    if sampled["time"].nunique() < 2:
+    samples = data.telemetry.dropna(subset=list(_SHOWN), how="all")
+    if samples["time"].nunique() < 2:
         return None
-    index = "GPU " + sampled["index"].astype("Int64").astype(str)
-    if sampled["node_id"].nunique() > 1:
-        index = sampled["node_id"].map(lambda node: formatting.plain(node)[:8]) + " " + index
     start = pd.Timestamp(data.answer.data.run.started_at)
-    at_s = (pd.to_datetime(sampled["time"], utc=True) - start).dt.total_seconds()
-    # Sampled times, and the same without the long gaps before them; also from the start of the run.
-    times = np.unique(at_s)
-    gaps_s = np.diff(times, prepend=min(0.0, times[0]))
-    closed_s = np.cumsum(np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0))
-    drawn_at = times - closed_s
-    step_s = max(1e-9, float(np.ptp(drawn_at)) / _MOST_TIMES)
-    second = (np.interp(at_s, times, drawn_at) / step_s).round() * step_s
-    by_time = sampled.assign(device=index, second=second).groupby(["device", "second"], sort=True)
-    means = by_time[list(_SHOWN)].mean().reset_index()
-    lines = list(dict.fromkeys(means["device"]))
-    count, is_crowded = len(lines), len(lines) > MOST_LINES
-    if is_crowded:
-        of_all = means.drop(columns="device").groupby("second")
-        shares = {f"least of {count}": 0.0, "median": 0.5, f"most of {count}": 1.0}
-        quantiles = [
-            of_all.quantile(share).reset_index().assign(device=name)
-            for name, share in shares.items()
-        ]
-        lines, means = list(shares), pd.concat(quantiles)
-    bands = _bands(data, times, drawn_at)
+    sampled_s = (pd.to_datetime(samples["time"], utc=True) - start).dt.total_seconds()
+    time_axis = _TimeAxis.without_gaps(sampled_s)
+    means = _means_by_time(samples, time_axis.drawn_at(sampled_s))
+    devices = list(dict.fromkeys(means["device"]))
+    bands = _point_bands(data, time_axis)
     note = "One process on each node samples NVML. Time counts from the start of the run"
-    if closed_s[-1]:
-        note += f", without {formatting.long_time(closed_s[-1])} in which nothing was sampled"
+    if time_axis.gaps_s:
+        note += f", without {formatting.long_time(time_axis.gaps_s)} in which nothing was sampled"
     note += "." + (" Every second point is shaded." if bands else "")
     if any(band["fill"] == _THROTTLED for band in bands):
         note += " Orange: a point whose clocks were limited by heat or a fault."
-    if is_crowded:
+    lines = devices
+    if len(devices) > MOST_LINES:
+        means, lines = _quantiles_of_devices(means, len(devices))
         note += " There are too many devices to draw each."
     panels = [
         _panel(f"{title}, {unit}", means[means[name].notna()], lines, name, bands)
@@ -98,27 +86,76 @@ def telemetry_figure(data: ChartData) -> Figure | None:
     return Figure(anchor="telemetry", title="Devices over time", note=note, panels=panels)
 
 
-def _bands(data: ChartData, times: np.ndarray, drawn_at: np.ndarray) -> list[Mark]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TimeAxis:
+    """Seconds since the start of the run, and their places on an axis without long gaps."""
+
+    # Ascending.
+    times_s: np.ndarray
+    # Of each time.
+    drawn_s: np.ndarray
+
+    @classmethod
+    def without_gaps(cls, sampled_s: pd.Series) -> _TimeAxis:
+        """Return the axis of samples; the gap before the first sample begins at 0."""
+        times_s = np.unique(sampled_s)
+        gaps_s = np.diff(times_s, prepend=min(0.0, times_s[0]))
+        left_out_s = np.cumsum(np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0))
+        return cls(times_s=times_s, drawn_s=times_s - left_out_s)
+
+    @property
+    def gaps_s(self) -> float:
+        """Return the total length of the gaps that are left out."""
+        return float(self.times_s[-1] - self.drawn_s[-1])
+
+    def drawn_at(self, times_s: Any) -> np.ndarray:
+        """Return the places of times on the axis."""
+        return np.interp(times_s, self.times_s, self.drawn_s)
+
+
+def _means_by_time(samples: pd.DataFrame, drawn_s: np.ndarray) -> pd.DataFrame:
+    """Return the means of each `device` over 1/60 of the axis, with their place as `second`."""
+    device = "GPU " + samples["index"].astype("Int64").astype(str)
+    if samples["node_id"].nunique() > 1:
+        device = samples["node_id"].map(lambda node: formatting.plain(node)[:8]) + " " + device
+    step_s = max(1e-9, float(np.ptp(drawn_s)) / _MOST_TIMES)
+    second = (drawn_s / step_s).round() * step_s
+    by_time = samples.assign(device=device, second=second).groupby(["device", "second"], sort=True)
+    return by_time[list(_SHOWN)].mean().reset_index()
+
+
+def _quantiles_of_devices(means: pd.DataFrame, count: int) -> tuple[pd.DataFrame, list[str]]:
+    """Return least, median and most of all devices at each time, and the names of these lines."""
+    by_time = means.drop(columns="device").groupby("second")
+    shares = {f"least of {count}": 0.0, "median": 0.5, f"most of {count}": 1.0}
+    quantiles = []
+    for name, share in shares.items():
+        quantiles.append(by_time.quantile(share).reset_index().assign(device=name))
+    return pd.concat(quantiles), list(shares)
+
+
+def _point_bands(data: ChartData, time_axis: _TimeAxis) -> list[Mark]:
     """Return the span of each point along x, in order; points between two samples are omitted."""
-    timed = sorted(
-        (row for row in data.rows if row.duration_s is not None), key=lambda row: row.started_at
-    )
+    timed = [row for row in data.rows if row.duration_s is not None]
+    timed.sort(key=lambda row: row.started_at)
     names = distinguishing_settings(timed)
     bands: list[Mark] = []
     for number, row in enumerate(timed):
         begin_s = (row.started_at - data.answer.data.run.started_at).total_seconds()
-        low, high = np.interp([begin_s, begin_s + (row.duration_s or 0.0)], times, drawn_at)
+        low, high = time_axis.drawn_at([begin_s, begin_s + (row.duration_s or 0.0)])
         fill = "var(--band)" if number % 2 == 0 else "transparent"
-        fill = _THROTTLED if "t" in doubt_marks(row) else fill
+        if DoubtKind.THROTTLED.mark in doubt_marks(row):
+            fill = _THROTTLED
         tip = point_name(row, names, data.ranks)
-        bands.append({"low": float(low), "high": float(high), "fill": fill, "tip": tip})
-    return [band for band in bands if band["low"] < band["high"]]
+        if low < high:
+            bands.append({"low": float(low), "high": float(high), "fill": fill, "tip": tip})
+    return bands
 
 
 def _panel(
     title: str, means: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Mark]
 ) -> Panel:
-    """Return the lines of the column `name` of `means` over time, above the bands of the points."""
+    """Return the lines of a column of `means` over time, above the bands of the points."""
     marks: list[Mark] = [
         {"x": round(float(second), 2), "y": round(float(value), 1), "line": line}
         for line, second, value in zip(means["device"], means["second"], means[name], strict=True)
@@ -144,10 +181,9 @@ def _panel(
 
 
 def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
-    """Return the points to draw as heat maps: at most four of the ok points with most ranks.
+    """Return the points to draw as heat maps: of the ok points with the most ranks, four at most.
 
-    Points whose ranks differ most come first, then points whose steps differ most. Empty if no ok
-    point has several ranks.
+    Points whose ranks differ most come first, then points whose steps differ most.
     """
 
     def spread(row: ScaledRow) -> tuple[float, float]:
@@ -155,19 +191,21 @@ def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
         return round((row.skew_ms_p50 or 0.0) / median, 2), p95 / median
 
     measured = [row for row in rows if row.status == Status.OK and row.step_ms_p50 is not None]
-    most = max((row.world_size for row in measured), default=1)
-    widest = [row for row in measured if row.world_size == most > 1]
-    return sorted(widest, key=spread, reverse=True)[:_MOST_MAPS]
+    most_ranks = max((row.world_size for row in measured), default=1)
+    if most_ranks == 1:
+        return []
+    with_most_ranks = [row for row in measured if row.world_size == most_ranks]
+    return sorted(with_most_ranks, key=spread, reverse=True)[:_MOST_MAPS]
 
 
 def columns_of_a_map(rows: Sequence[ScaledRow]) -> int:
-    """Return the number of columns of each heat map if these points are drawn: 8 to 60."""
+    """Return the number of columns of each heat map if these points are drawn."""
     ranks = sum(min(int(row.world_size), _MOST_RANKS) for row in rows)
-    return max(8, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
+    return max(_LEAST_COLUMNS, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
 
 
 def _rank_times_figure(data: ChartData) -> Figure | None:
-    """Return heat maps of step times, of 64 ranks at most; None if all `rank_times` are empty."""
+    """Return heat maps of step times by rank and iteration; None without such times."""
     mapped = [times for times in data.rank_times if not times.times_ms.empty]
     if not mapped:
         return None
@@ -179,41 +217,39 @@ def _rank_times_figure(data: ChartData) -> Figure | None:
         note="Each cell compares a step of one rank with the median step time of the point. "
         "Shown are the points with the most ranks whose ranks differ most. A column that stands "
         "for several iterations shows the one farthest from the median. Rounds follow each other.",
-        panels=[_map(title, times) for title, times in zip(titles, mapped, strict=True)],
+        panels=[_heat_map(title, times) for title, times in zip(titles, mapped, strict=True)],
     )
 
 
-def _map(title: str, times: RankTimes) -> Panel:
+def _heat_map(title: str, times: RankTimes) -> Panel:
     """Return the heat map of the first 64 ranks of a point."""
-    drawn, median = times.times_ms.iloc[:_MOST_RANKS], times.median_ms
-    firsts = [int(first) for first in drawn.columns]
-    ends = [*firsts[1:], firsts[-1] + max(1, firsts[-1] - firsts[-2] if len(firsts) > 1 else 1)]
+    times_ms = times.times_ms.iloc[:_MOST_RANKS]
+    # A column stands for the iterations from `begin` to before `end`.
+    begins = [int(begin) for begin in times_ms.columns]
+    last_length = max(1, begins[-1] - begins[-2]) if len(begins) > 1 else 1
+    ends = [*begins[1:], begins[-1] + last_length]
     cells: list[Mark] = []
-    for rank, times_ms in zip(drawn.index, drawn.to_numpy(), strict=True):
-        for first, end, time_ms in zip(firsts, ends, times_ms, strict=True):
+    for rank, times_of_rank in zip(times_ms.index, times_ms.to_numpy(), strict=True):
+        for begin, end, time_ms in zip(begins, ends, times_of_rank, strict=True):
             if pd.isna(time_ms):
                 continue
-            excess = _excess(time_ms, median)
-            last = f" to {end}" if end - first > 1 else ""
-            tip = f"rank {rank}, iteration {first + 1}{last}\n"
-            tip += f"{formatting.duration(float(time_ms))}, {excess:+.1%}"
-            cell = {"x": first, "x2": end, "y": int(rank), "excess": round(excess, 4), "tip": tip}
-            cells.append(cell)
-    ranks = [int(rank) for rank in drawn.index]
-    shown = {"values": ranks[:: max(1, len(ranks) // 8)], "ticks": False, "domain": False}
-    scale = {"domain": [firsts[0], ends[-1]], "nice": False, "zero": False}
+            difference = float(time_ms) / times.median_ms - 1 if times.median_ms else 0.0
+            last = f" to {end}" if end - begin > 1 else ""
+            tip = f"rank {rank}, iteration {begin + 1}{last}\n"
+            tip += f"{formatting.duration(float(time_ms))}, {difference:+.1%}"
+            share = round(difference, 4)
+            cells.append({"x": begin, "x2": end, "y": int(rank), "excess": share, "tip": tip})
+    ranks = [int(rank) for rank in times_ms.index]
+    # At most about eight ranks have a label.
+    labels = {"values": ranks[:: max(1, len(ranks) // 8)], "ticks": False, "domain": False}
+    scale = {"domain": [begins[0], ends[-1]], "nice": False, "zero": False}
     layout = HeatLayout(
         x=axis("iteration", scale=scale, grid=False, tickMinStep=1),
-        y={"type": "ordinal", "title": "rank", "axis": shown},
-        color=by_threshold("excess", _STEPS, "compared with the median"),
-        height=min(340, max(100, 24 * len(drawn))),
+        y={"type": "ordinal", "title": "rank", "axis": labels},
+        color=by_threshold("excess", _COLOR_STEPS, "compared with the median"),
+        height=min(340, max(100, 24 * len(times_ms))),
     )
     return heat_panel(cells, layout, title)
-
-
-def _excess(time_ms: float, median: float) -> float:
-    """Return the relative difference from the median; 0 for a median of 0."""
-    return float(time_ms) / median - 1 if median else 0.0
 
 
 CHARTS = (Chart(draw=telemetry_figure, position=100), Chart(draw=_rank_times_figure, position=90))

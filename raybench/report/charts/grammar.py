@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,8 @@ from raybench.report.formatting import printable
 Spec = dict[str, Any]
 Mark = dict[str, Any]
 
-# A chart is as wide as the text on a phone, so that labels of 12 px are never made smaller. The
-# height excludes axes and legend.
+# Width and height in px. A chart is as wide as the text on a phone, so that labels of 12 px are
+# never made smaller. The height excludes axes and legend.
 _WIDTH, _HEIGHT = 350, 195
 # Lines differ by colour and shape; page.css gives the colours.
 MOST_LINES, MOST_PANELS, MOST_BARS = 7, 8, 72
@@ -33,20 +34,25 @@ _SHAPES = (
 )
 _VEGA_LITE = "5.21"
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+# Most bars of a panel, height of a bar, and height of a line of text.
 _BARS_OF_A_PANEL, _BAR_PX, _LINE_PX = 12, 19, 13
-# Room for the labels of an axis of y, for an entry of a legend beside its text, and for a letter.
+# Room for the labels of an axis of y, for the key of an entry of a legend, and for a letter.
 _AXIS_PX, _ENTRY_PX, _LETTER_PX = 52, 30, 6.2
 _CAPITAL_PX = 8.2
+# A label of a legend is at least so wide, even if it covers the axis.
+_LEAST_LABEL_PX = 186
 # Room for the name of a bar.
 _NAME_PX = 170
-# A number stands inside of a bar that is longer than this share of the longest, else beside it.
-_LONG = 0.5
+# Distance between legend and plot, also if a title or label stands between both.
+_LEGEND_PX, _LEGEND_ABOVE_TITLE_PX = 6, 22
+# Bars longer than this share of the longest bar have their number inside, other bars beside them.
+_LONG_BAR = 0.5
 _POINT = {"type": "point", "filled": True, "size": 50, "opacity": 1}
 _CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "filled": False, "strokeWidth": 2}
 _DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
 _COLOR = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 _USED = re.compile(r'(?<==")var\((--[a-z]+\d?)\)(?=")')
-# A quarter of what Vega writes: unseen backgrounds, and roles that a screen reader would read out.
+# Invisible backgrounds, and roles that a screen reader would read out: a quarter of Vega's output.
 _NOISE = re.compile(
     r'<path class="(?:back|fore)ground"[^>]*? d="(?:M0,0h0v0h0Z)?"[^>]*/>'
     r'| (?:class="mark-|role="graphics|aria-roledescription=")[^"]*"'
@@ -71,12 +77,12 @@ CONFIG: Spec = {
         **{"labelColor": "var(--text)", "titleColor": "var(--text)", "gridColor": "var(--grid)"},
         **{"domainColor": "var(--axis)", "tickColor": "var(--axis)", "labelLimit": 150},
         **{"labelOverlap": True, "labelSeparation": 4, "labelLineHeight": _LINE_PX},
-        # Nothing is neither `+0%` nor `0k`, and 0.1 GB/s are not `100m`.
+        # Without it, 0 would be `+0%` or `0k`, and 0.1 GB/s would be `100m`.
         "labelExpr": "datum.value === 0 ? replace(datum.label, /[+kM]/, '') : "
         "isNumber(datum.value) && test(/[mµ]$/, datum.label) ? format(datum.value, '~g') : "
         "datum.label",
     },
-    # Above the axis: beside it, it would lie on labels where the reader's font is wider than ours.
+    # The title stands above the axis: beside it, a wide font would cover labels.
     "axisY": {
         **{"titleAngle": 0, "titleAlign": "left", "titleBaseline": "bottom"},
         **{"titleX": 0, "titleY": -6},
@@ -94,13 +100,13 @@ class Panel:
     layers: Sequence[Spec]
     # Height of the plot in px, without axes and legend.
     height: int
-    # A sentence that names the points that are not drawn, and why; or empty.
+    # A sentence that names points that are not drawn, and why; may be "".
     missing: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A picture of a report. All text is plain: the page escapes it."""
+    """A picture of a report; its texts are not yet escaped."""
 
     # The id of the figure in the page.
     anchor: str
@@ -129,20 +135,21 @@ class Keys:
     # Width of the legend in px.
     room: float = _WIDTH
     # Distance between legend and plot in px.
-    offset: int = 6
-    # Whether there is a legend; None: only for several series.
+    offset: int = _LEGEND_PX
+    # Whether there is a legend; None: if there are several series.
     are_shown: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLayout:
-    """What a panel of lines has besides its marks. `axis` makes `x` and `y`."""
+    """Axes, dashed lines and style of a panel of lines."""
 
+    # Channels by `axis`.
     x: Spec
     y: Spec
-    # Points (x, y) of a dashed line.
+    # Points (x, y) of the dashed line of ideal scaling.
     ideal: Sequence[tuple[float, float]] = ()
-    # At a value of y.
+    # A line at a value of y.
     level: Level | None = None
     # Layers that are drawn first.
     below: Sequence[Spec] = ()
@@ -162,57 +169,58 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarLayout:
-    """What panels of bars have besides the bars."""
+    """Axis, series and style of panels of bars."""
 
-    # A linear channel of `axis`.
+    # A linear channel by `axis`.
     x: Spec
     # The values of `line` in the order of the legend.
     series: Sequence[str] = ()
-    # One for each of the series; empty for the usual colours.
+    # A colour for each of the series; empty for the default colours.
     colors: Sequence[str] = ()
     is_stacked: bool = False
-    # At a value of x, in each panel.
+    # A line at a value of x, in each panel.
     level: Level | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatLayout:
-    """What a heat map has besides its cells. Fields are added to the channels `x` and `y`."""
+    """Axes, colours and height of a heat map."""
 
+    # Channels without a field.
     x: Spec
     y: Spec
     # The encoding of the colour, with its field.
     color: Spec
     # Height of the plot in px.
     height: int
-    # A Vega expression, true for cells whose text has the colour of the page.
+    # A Vega expression that is true for cells whose text has the colour of the page.
     inverse: str = "false"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScatterLayout:
-    """What a scatter plot has besides its marks. Fields are added to the channels `x` and `y`."""
+    """Axes, shapes, colours and height of a scatter plot."""
 
+    # Channels without a field.
     x: Spec
     y: Spec
     # Value of `line` -> (shape, colour), in the order of the legend.
     kinds: Mapping[str, tuple[str, str]]
     # Height of the plot in px.
     height: int
-    # At a value of x.
+    # A line at a value of x.
     level: Level | None = None
     # Layers that are drawn first.
     below: Sequence[Spec] = ()
 
 
 def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
-    """Return a quantitative channel without field, linear from zero or logarithmic to base `log`.
+    """Return a quantitative channel of Vega-Lite without its field.
 
     Args:
         title: None for an axis without a title.
-        log: the base; None for a linear scale.
-        settings: of the axis in Vega-Lite, such as `format`; `scale` is a mapping of settings of
-            the scale.
+        log: the base of a logarithmic scale; None: linear from zero.
+        settings: settings of the axis, such as `format`; `scale` has settings of the scale.
     """
     scale = {"type": "log", "base": log, "nice": False, "padding": 14} if log else {"zero": True}
     scale |= settings.pop("scale", {})
@@ -224,7 +232,7 @@ def axis(title: str | None, log: int | None = None, **settings: Any) -> Spec:
     }
 
 
-# Vega has no binary units.
+# A label with a binary unit, which Vega does not have.
 _POWER = "floor(log(datum.value) / log(1024) + 1e-9)"
 SIZE_LABELS = (
     f"format(datum.value / pow(1024, {_POWER}), '~g') + ' ' "
@@ -233,11 +241,11 @@ SIZE_LABELS = (
 
 
 def names_axis(names: Sequence[str], **settings: Any) -> Spec:
-    """Return a nominal channel without field, in the order of `names`; other values come last.
+    """Return a nominal channel of Vega-Lite without its field.
 
     Args:
-        names: the axis shows only the names that marks have.
-        settings: of the axis in Vega-Lite.
+        names: the order of the values. Names without a mark are not shown.
+        settings: settings of the axis in Vega-Lite.
     """
     return {
         "type": "nominal",
@@ -247,65 +255,67 @@ def names_axis(names: Sequence[str], **settings: Any) -> Spec:
     }
 
 
-# Without symbol, in the usual place.
-_USUAL_KEYS = Keys()
+_DEFAULT_KEYS = Keys()
 
 
 def by_series(
-    names: Sequence[str], channel: str, values: Sequence[str] = (), keys: Keys = _USUAL_KEYS
+    names: Sequence[str], channel: str, values: Sequence[str] = (), keys: Keys = _DEFAULT_KEYS
 ) -> Spec:
     """Return the encoding that gives each series its colour or shape, and a legend.
 
     Args:
         names: the values of the field `line`, in the order of the legend.
         channel: "color" or "shape".
-        values: one for each name; by default the usual ones, which repeat after seven.
+        values: colour or shape of each name; the default values repeat after seven.
         keys: how the legend is drawn.
     """
-    usual = [f"var(--s{number % MOST_LINES + 1})" for number in range(len(names))]
+    defaults = [f"var(--s{number % MOST_LINES + 1})" for number in range(len(names))]
     if channel == "shape":
-        usual = [_SHAPES[number % MOST_LINES] for number in range(len(names))]
+        defaults = [_SHAPES[number % MOST_LINES] for number in range(len(names))]
     longest = max(map(len, names), default=0)
     columns = max(1, min(len(names), int(keys.room / (_ENTRY_PX + _LETTER_PX * longest))))
-    # At the left of the legend is the axis.
-    folded = {name: _folded(name, max(186, keys.room - _ENTRY_PX - _AXIS_PX)) for name in names}
-    legend: Spec = {"columns": columns, "offset": keys.offset} | _labels(folded)
+    # The axis takes room to the left of the legend.
+    label_px = max(_LEAST_LABEL_PX, keys.room - _ENTRY_PX - _AXIS_PX)
+    folded = {name: _fold(name, label_px) for name in names}
+    legend: Spec = {"columns": columns, "offset": keys.offset} | _label_setting(folded)
     legend |= {"symbolType": keys.symbol} if keys.symbol else {}
     has_legend = len(names) > 1 if keys.are_shown is None else keys.are_shown
     return {
         "field": "line",
         "type": "nominal",
         "title": None,
-        "scale": {"domain": list(names), "range": list(values or usual)},
+        "scale": {"domain": list(names), "range": list(values or defaults)},
         "legend": legend if has_legend else None,
     }
 
 
-def _looks_of_lines(lines: Sequence[str], marks: Sequence[Mark], channel: str, offset: int) -> Spec:
-    """Encode the lines that a panel has, so that a line looks the same in all panels."""
+def _line_encoding(lines: Sequence[str], marks: Sequence[Mark], channel: str, offset: int) -> Spec:
+    """Return the encoding of the lines in a panel; a line looks the same in all panels."""
     with_marks = {mark["line"] for mark in marks}
     drawn = [name for name in lines if name in with_marks]
-    looks = by_series(lines, channel)["scale"]["range"]
-    values = [looks[lines.index(name)] for name in drawn]
+    value_of_line = dict(zip(lines, by_series(lines, channel)["scale"]["range"], strict=True))
+    values = [value_of_line[name] for name in drawn]
     return by_series(drawn, channel, values, Keys(offset=offset, are_shown=len(lines) > 1))
 
 
-def _folded(text: str, width_px: float) -> list[str]:
-    """Wrap a text into one line or more; long names break after `=` or `_`."""
+def _fold(text: str, width_px: float) -> list[str]:
+    """Return the lines of a text, at least one; long names are folded after `=` or `_`."""
     letter_px = _CAPITAL_PX if text.isupper() else _LETTER_PX
     most = int(width_px / letter_px)
     lines: list[str] = []
     for line in textwrap.wrap(text, most, break_long_words=False) or [""]:
         while len(line) > most:
+            # Without such a sign, the name is folded anywhere.
             end = 1 + max(line.rfind(sign, 0, most) for sign in "=_")
-            lines.append(line[: end or most])
-            line = line[end or most :]
+            end = end or most
+            lines.append(line[:end])
+            line = line[end:]
         lines.append(line)
     return lines
 
 
-def _labels(lines: Mapping[str, Sequence[str]]) -> Spec:
-    """Return the setting of an axis or a legend that writes these lines for each value."""
+def _label_setting(lines: Mapping[str, Sequence[str]]) -> Spec:
+    """Return the setting of an axis or a legend; `lines` has the lines of each value's label."""
     return {"labelExpr": f"{json.dumps(_printable(lines))}[datum.label]"}
 
 
@@ -325,37 +335,36 @@ def line_panel(
             mark at the largest x. A mark whose `y` is None is a cross on the axis of x.
         lines: the values of `line` in the order of the legend; a single line has no legend.
         layout: axes and dashed lines.
-        title: of the panel.
-        missing: see `Panel`.
+        title: title of the panel.
+        missing: a sentence that names points that are not drawn.
     """
     y = layout.y
-    at: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **y}}
-    # The legend stands above the title of the axis.
-    offset = 22 if y["title"] else 6
-    color = _looks_of_lines(lines, marks, "color", offset)
-    shape = _looks_of_lines(lines, marks, "shape", offset)
+    channels: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **y}}
+    offset = _LEGEND_ABOVE_TITLE_PX if y["title"] else _LEGEND_PX
+    color = _line_encoding(lines, marks, "color", offset)
+    shape = _line_encoding(lines, marks, "shape", offset)
     drawn = [mark for mark in marks if mark["y"] is not None]
-    ranges = [mark for mark in drawn if mark.get("low") is not None]
-    ends = {"x": at["x"], "y": {"field": "low", **y}, "y2": {"field": "high"}}
+    intervals = [mark for mark in drawn if mark.get("low") is not None]
+    interval = {"x": channels["x"], "y": {"field": "low", **y}, "y2": {"field": "high"}}
     ideal = [{"x": x, "y": value, "text": "ideal"} for x, value in layout.ideal]
-    # Crosses of several lines may coincide: those below are larger.
+    # Crosses of several lines may coincide, so a covered cross is larger.
     sizes = {line: 50 + 60 * number for number, line in enumerate(reversed(lines))}
     crosses = [{**mark, "size": sizes[mark["line"]]} for mark in marks if mark["y"] is None]
     crosses.sort(key=lambda mark: -float(mark["size"]))
-    on_axis = {**at, "y": {"value": "height"}, "size": {"field": "size", "scale": None}}
+    on_axis = {**channels, "y": {"value": "height"}, "size": {"field": "size", "scale": None}}
     width = 2 if layout.has_points else 1.5
     numbers = [
-        _text([mark], at, align="left", dx=8, dy=dy, fontWeight=600, field="number")
+        _text_layer([mark], channels, align="left", dx=8, dy=dy, fontWeight=600, field="number")
         for mark, dy in _numbered_ends(drawn)
     ]
-    layers = _with_data(
+    layers = _layers_with_marks(
         *layout.below,
-        _layer(ideal, {"type": "line", **_DASHED}, at),
-        _text(ideal[-1:], at, align="right", dx=-4, dy=-6, color="var(--quiet)"),
-        *_level_line(layout.level, "y", at["y"]),
-        _layer(ranges, {"type": "rule", "strokeWidth": 1.5}, ends, color=color),
-        _layer(drawn, {"type": "line", "strokeWidth": width}, at, color=color),
-        _layer(drawn if layout.has_points else (), _POINT, at, color=color, shape=shape),
+        _layer(ideal, {"type": "line", **_DASHED}, channels),
+        _text_layer(ideal[-1:], channels, align="right", dx=-4, dy=-6, color="var(--quiet)"),
+        *_level_line(layout.level, "y", channels["y"]),
+        _layer(intervals, {"type": "rule", "strokeWidth": 1.5}, interval, color=color),
+        _layer(drawn, {"type": "line", "strokeWidth": width}, channels, color=color),
+        _layer(drawn if layout.has_points else (), _POINT, channels, color=color, shape=shape),
         *numbers,
         _layer(crosses, {**_POINT, **_CROSS}, on_axis, color=color),
     )
@@ -363,97 +372,111 @@ def line_panel(
 
 
 def _numbered_ends(marks: Sequence[Mark]) -> list[tuple[Mark, int]]:
-    """Return the highest and the lowest mark at the largest x, each with the dy of its number."""
+    """Return the highest and lowest mark at the largest x, with the shift of its number in px."""
     numbered = [mark for mark in marks if mark.get("number")]
     end = max((mark["x"] for mark in numbered), default=None)
     last = sorted((mark for mark in numbered if mark["x"] == end), key=lambda mark: -mark["y"])
-    return [(last[0], -8), (last[-1], 8)] if len(last) > 1 else [(mark, 0) for mark in last]
+    if len(last) < 2:
+        return [(mark, 0) for mark in last]
+    return [(last[0], -8), (last[-1], 8)]
 
 
 def bar_panels(bars: Sequence[Bar], layout: BarLayout) -> list[Panel]:
-    """Return panels of at most twelve horizontal bars each; panels of one title have one scale.
+    """Return panels of at most twelve horizontal bars; panels with the same title share a scale.
 
-    Each mark of a bar has `x` and `tip`. Optional: `low` and `high` (an interval), `text` (written
-    at the end of the bar or of its interval) and `line` (its series). Several marks of a bar are
-    side by side, one for each series. Stacked marks reach from `x` to `x2`, and the scale of
-    `layout.x` must have a `domain` that includes every `x2`.
+    Args:
+        bars: each mark has `x` and `tip`. Optional: `low` and `high` (an interval), `text` (at the
+            end of the bar or of its interval) and `line` (its series). Marks of several series are
+            side by side. Stacked marks reach from `x` to `x2`.
+        layout: stacked bars need a `domain` in the scale of `x` that includes every `x2`.
     """
-    bars_of: dict[str, list[Bar]] = {}
+    bars_of_panel: dict[str, list[Bar]] = {}
     for bar in bars:
-        bars_of.setdefault(bar.panel, []).append(bar)
-    level = layout.level
+        bars_of_panel.setdefault(bar.panel, []).append(bar)
     panels = []
-    for title, members in bars_of.items():
-        marks = [mark for bar in members for mark in bar.marks]
-        has_ranges = any(mark.get("low") is not None for mark in marks)
-        room = _beside([bar.name for bar in members])
-        low = min(0.0, *(min(mark["x"], mark.get("low") or 0.0) for mark in marks))
-        high = max(level.value if level else 0.0, *(_end(mark) for mark in marks))
-        if has_ranges:
-            # Texts are written beyond intervals.
-            text_px = _LETTER_PX * max(len(mark.get("text", "")) for mark in marks) + 8
-            high = low + (high - low) * room / (room - min(text_px, room / 2))
-        scale = {"domain": [low, high], **layout.x["scale"]}
+    for title, members in bars_of_panel.items():
+        has_intervals = any(mark.get("low") is not None for bar in members for mark in bar.marks)
+        scale = {"domain": _bar_domain(members, layout.level, has_intervals), **layout.x["scale"]}
         scaled = replace(layout, x={**layout.x, "scale": scale})
-        count = -(-len(members) // _BARS_OF_A_PANEL)
+        # The numbers of bars in these panels differ by at most one.
+        count = math.ceil(len(members) / _BARS_OF_A_PANEL)
         for number in range(count):
             start, end = number * len(members) // count, (number + 1) * len(members) // count
-            panels.append(_bar_panel(title, members[start:end], scaled, has_ranges))
+            panels.append(_bar_panel(title, members[start:end], scaled, has_intervals))
     return panels
 
 
-def _bar_panel(title: str, bars: Sequence[Bar], layout: BarLayout, has_ranges: bool) -> Panel:
-    """Return one panel; texts stand beyond the bars if `has_ranges`, else inside of long bars."""
-    # Several bars may have the same name, so each is identified by its position.
+def _bar_domain(bars: Sequence[Bar], level: Level | None, has_intervals: bool) -> list[float]:
+    """Return the ends of the scale of x, with room for texts beside intervals."""
+    marks = [mark for bar in bars for mark in bar.marks]
+    low = min(0.0, *(min(mark["x"], mark.get("low") or 0.0) for mark in marks))
+    high = max(level.value if level else 0.0, *(_end_of_bar(mark) for mark in marks))
+    if has_intervals:
+        room_px = _bar_room_px([bar.name for bar in bars])
+        text_px = _LETTER_PX * max(len(mark.get("text", "")) for mark in marks) + 8
+        high = low + (high - low) * room_px / (room_px - min(text_px, room_px / 2))
+    return [low, high]
+
+
+def _bar_panel(title: str, bars: Sequence[Bar], layout: BarLayout, has_intervals: bool) -> Panel:
+    """Return one panel; texts stand beside intervals, beside short bars, or inside long bars."""
+    # Several bars may have the same name, so each is identified by its number.
     marks = [{**mark, "bar": str(n)} for n, bar in enumerate(bars) for mark in bar.marks]
-    folded = [_folded(bar.name, _NAME_PX) for bar in bars]
-    most = max(map(len, folded))
-    # The first line of a label is at the middle of its bar, unless it is moved.
-    lines = {str(n): [""] * ((most - len(name)) // 2) + name for n, name in enumerate(folded)}
-    labels = _labels(lines) | {"labelLimit": _NAME_PX, "labelOffset": _LINE_PX * (1 - most) / 2}
-    y = {"field": "bar", **names_axis(list(lines), **labels)}
-    y["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
+    y, most_lines = _bar_names_axis(bars)
     x, series, level = layout.x, layout.series, layout.level
-    at: Spec = {"x": {"field": "x", **x}, "y": y}
+    channels: Spec = {"x": {"field": "x", **x}, "y": y}
     if layout.is_stacked:
-        at["x2"] = {"field": "x2"}
+        channels["x2"] = {"field": "x2"}
     elif len(series) > 1:
-        at["yOffset"] = {"field": "line", "type": "nominal", "sort": list(series)}
+        channels["yOffset"] = {"field": "line", "type": "nominal", "sort": list(series)}
     color: Spec = {"value": "var(--s1)"}
     if series:
-        # The legend stands above the label of a level.
-        room = _beside([bar.name for bar in bars])
-        keys = Keys(symbol="square", room=room, offset=22 if level else 6)
+        room_px = _bar_room_px([bar.name for bar in bars])
+        offset = _LEGEND_ABOVE_TITLE_PX if level else _LEGEND_PX
+        keys = Keys(symbol="square", room=room_px, offset=offset)
         color = by_series(series, "color", layout.colors, keys)
-    ranges = [mark for mark in marks if mark.get("low") is not None]
-    ends = {**at, "x": {"field": "low", **x}, "x2": {"field": "high"}}
+    intervals = [mark for mark in marks if mark.get("low") is not None]
+    interval = {**channels, "x": {"field": "low", **x}, "x2": {"field": "high"}}
     longest = max([*(mark["x"] for mark in marks), level.value if level else 0.0])
-    texts = [{**mark, "x": _end(mark)} for mark in marks if "text" in mark]
-    inside = "false" if has_ranges else f"datum.x > {_LONG * longest}"
-    layers = _with_data(
-        _layer(marks, {"type": "bar"}, at, color=color),
-        _layer(ranges, {"type": "rule", "strokeWidth": 1.5, "color": "var(--text)"}, ends),
-        _text(
+    texts = [{**mark, "x": _end_of_bar(mark)} for mark in marks if "text" in mark]
+    is_inside = "false" if has_intervals else f"datum.x > {_LONG_BAR * longest}"
+    layers = _layers_with_marks(
+        _layer(marks, {"type": "bar"}, channels, color=color),
+        _layer(intervals, {"type": "rule", "strokeWidth": 1.5, "color": "var(--text)"}, interval),
+        _text_layer(
             texts,
-            at,
-            align={"expr": f"{inside} ? 'right' : 'left'"},
-            dx={"expr": f"{inside} ? -5 : 5"},
-            color={"expr": f"{inside} ? 'var(--page)' : 'var(--text)'"},
+            channels,
+            align={"expr": f"{is_inside} ? 'right' : 'left'"},
+            dx={"expr": f"{is_inside} ? -5 : 5"},
+            color={"expr": f"{is_inside} ? 'var(--page)' : 'var(--text)'"},
         ),
-        *_level_line(level, "x", at["x"]),
+        *_level_line(level, "x", channels["x"]),
     )
-    beside = 1 if layout.is_stacked else len(series)
-    bar_px = max(_BAR_PX, 0.9 * _BAR_PX * beside, _LINE_PX * most + 6)
+    side_by_side = 1 if layout.is_stacked else len(series)
+    bar_px = max(_BAR_PX, 0.9 * _BAR_PX * side_by_side, _LINE_PX * most_lines + 6)
     return Panel(title=title, layers=layers, height=round(bar_px * len(bars)))
 
 
-def _end(mark: Mark) -> float:
-    """Return the end of a bar or of its interval, whichever is farther; 0 at least."""
+def _bar_names_axis(bars: Sequence[Bar]) -> tuple[Spec, int]:
+    """Return the channel of y that names bars, and the number of lines of the longest name."""
+    names = [_fold(bar.name, _NAME_PX) for bar in bars]
+    most_lines = max(map(len, names))
+    # The middle of a label would be below its bar: empty lines and the offset move it up.
+    lines = {str(n): [""] * ((most_lines - len(name)) // 2) + name for n, name in enumerate(names)}
+    labels = _label_setting(lines)
+    labels |= {"labelLimit": _NAME_PX, "labelOffset": _LINE_PX * (1 - most_lines) / 2}
+    channel = {"field": "bar", **names_axis(list(lines), **labels)}
+    channel["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
+    return channel, most_lines
+
+
+def _end_of_bar(mark: Mark) -> float:
+    """Return the right end of a bar and its interval, at least 0."""
     return max(0.0, float(mark["x"]), float(mark.get("high") or 0.0))
 
 
-def _beside(names: Sequence[str]) -> float:
-    """Return the width in px that is left for bars beside their names."""
+def _bar_room_px(names: Sequence[str]) -> float:
+    """Return the width that is left for bars beside their names."""
     return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
 
 
@@ -462,23 +485,23 @@ def heat_panel(cells: Sequence[Mark], layout: HeatLayout, title: str = "") -> Pa
 
     Args:
         cells: at least one, each with `x`, `y`, `tip` and the field of `layout.color`. Either all
-            have `x2` (the cell reaches from `x` to `x2`), or any may have `text` (written into the
-            cell) and `is_marked` (the cell is outlined).
+            cells reach from `x` to `x2`, or cells may have `text` (written into the cell) and
+            `is_marked` (the cell is outlined).
         layout: axes, colours and height.
-        title: of the panel.
+        title: title of the panel.
     """
-    at: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
+    channels: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
     is_range = "x2" in cells[0]
-    wide = {"x2": {"field": "x2"}} if is_range else {}
+    cell_channels = channels | ({"x2": {"field": "x2"}} if is_range else {})
     mark = {"type": "rect", "stroke": None if is_range else "var(--page)", "strokeWidth": 2}
-    ink = {"expr": f"{layout.inverse} ? 'var(--page)' : 'var(--text)'"}
+    text_color = {"expr": f"{layout.inverse} ? 'var(--page)' : 'var(--text)'"}
     texts = [cell for cell in cells if cell.get("text")]
     outlined = [{"x": cell["x"], "y": cell["y"]} for cell in cells if cell.get("is_marked")]
     outline = {"type": "rect", "fill": None, "stroke": "var(--bad)", "strokeWidth": 3}
-    layers = _with_data(
-        _layer(cells, mark, at | wide, color=layout.color),
-        _layer(outlined, outline, at),
-        _text(texts, at, color=ink),
+    layers = _layers_with_marks(
+        _layer(cells, mark, cell_channels, color=layout.color),
+        _layer(outlined, outline, channels),
+        _text_layer(texts, channels, color=text_color),
     )
     return Panel(title=title, layers=layers, height=layout.height)
 
@@ -489,19 +512,19 @@ def scatter_panel(marks: Sequence[Mark], layout: ScatterLayout, title: str = "")
     Args:
         marks: at least one, each with `x`, `y`, `line` and `tip`.
         layout: axes, shapes, colours and height.
-        title: of the panel.
+        title: title of the panel.
     """
-    at: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
+    channels: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
     with_marks = {mark["line"] for mark in marks}
     drawn = [name for name in layout.kinds if name in with_marks]
     shapes, colors = zip(*(layout.kinds[name] for name in drawn), strict=True)
-    layers = _with_data(
+    layers = _layers_with_marks(
         *layout.below,
-        *_level_line(layout.level, "x", at["x"]),
+        *_level_line(layout.level, "x", channels["x"]),
         _layer(
             marks,
             _POINT,
-            at,
+            channels,
             shape=by_series(drawn, "shape", shapes),
             color=by_series(drawn, "color", colors),
         ),
@@ -510,12 +533,12 @@ def scatter_panel(marks: Sequence[Mark], layout: ScatterLayout, title: str = "")
 
 
 def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
-    """Return the encoding that colours cells from blue to brown, with a titled scale as its legend.
+    """Return the encoding that colours cells from blue to brown, with a legend.
 
     Args:
-        field: of the cells, with shares; 0.1 is written as +10%.
-        steps: six, ascending; at each a new colour begins.
-        title: of the legend.
+        field: field of the cells that holds a share, such as 0.1 for +10%.
+        steps: six shares, ascending, at which the next colour begins.
+        title: title of the legend.
     """
     return {
         "field": field,
@@ -533,7 +556,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 
 def draw(panel: Panel, name: str) -> str:
-    """Return a panel as SVG, coloured by page.css, without title and `missing`.
+    """Return a panel as SVG for the page, which writes its title and `missing`.
 
     Args:
         panel: the panel to draw.
@@ -550,10 +573,9 @@ def draw(panel: Panel, name: str) -> str:
 
 
 def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") -> bytes:
-    """Return a figure of one panel or more, without its table, as the bytes of a file.
+    """Return a figure without its table as the bytes of a file.
 
-    An SVG follows the light or dark theme of a browser; elsewhere it is light. A PNG is light and
-    has twice the resolution of the layout.
+    An SVG follows the light or dark theme of a browser. A PNG is light, at twice the resolution.
 
     Args:
         figure: the figure to draw.
@@ -562,19 +584,18 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         below: a line under the title.
     """
     columns = {1: 1, 2: 2, 4: 2}.get(len(figure.panels), 3)
-    width, least = (520, 300) if columns == 1 else (300, 0)
-    panels = [
-        {
-            "title": {
-                "text": panel.title,
-                "subtitle": textwrap.wrap(panel.missing, int(width / _LETTER_PX)),
-            },
-            "width": width,
-            "height": max(least, panel.height),
-            "layer": list(panel.layers),
-        }
-        for panel in figure.panels
-    ]
+    width, least_height = (520, 300) if columns == 1 else (300, 0)
+    panels = []
+    for panel in figure.panels:
+        missing = textwrap.wrap(panel.missing, int(width / _LETTER_PX))
+        panels.append(
+            {
+                "title": {"text": panel.title, "subtitle": missing},
+                "width": width,
+                "height": max(least_height, panel.height),
+                "layer": list(panel.layers),
+            }
+        )
     note = textwrap.wrap(figure.note, int(columns * (width + 60) / _LETTER_PX))
     heading = {"text": title or figure.title, "subtitle": [below, *note] if below else note}
     svg = _svg(
@@ -585,14 +606,14 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         columns=columns,
         spacing=24,
     )
-    style = resources.files("raybench.report").joinpath("html/page.css").read_text("utf-8")
-    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(style)}
+    css = resources.files("raybench.report").joinpath("html/page.css").read_text("utf-8")
+    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(css)}
     light_svg = _USED.sub(lambda match: colors[match[1]][0], svg)
     if kind == "png":
         import vl_convert
 
         return bytes(vl_convert.svg_to_png(light_svg, scale=2))
-    # Only browsers know variables in a file: others get the light colours.
+    # Only browsers know media queries in a file: other programs show the light colours.
     rules = ""
     for name in dict.fromkeys(_USED.findall(svg)):
         light, dark = colors[name]
@@ -603,7 +624,7 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
 
 
 def _svg(**spec: Any) -> str:
-    """Render a Vega-Lite specification, completed by CONFIG, as SVG."""
+    """Return a Vega-Lite specification, completed by CONFIG, as SVG."""
     import vl_convert
 
     spec = {"$schema": _SCHEMA, "background": None, "config": CONFIG, **_printable(spec)}
@@ -611,7 +632,7 @@ def _svg(**spec: Any) -> str:
 
 
 def _printable(part: Any) -> Any:
-    """Remove control characters, which make vl_convert abort."""
+    """Return a specification without control characters, which make vl_convert abort."""
     if isinstance(part, str):
         return "\n".join(map(printable, part.split("\n")))
     if isinstance(part, Mapping):
@@ -619,29 +640,31 @@ def _printable(part: Any) -> Any:
     return [*map(_printable, part)] if isinstance(part, list | tuple) else part
 
 
-def _with_data(*layers: Spec) -> list[Spec]:
+def _layers_with_marks(*layers: Spec) -> list[Spec]:
     """Return the layers that have marks."""
     return [layer for layer in layers if layer["data"]["values"]]
 
 
-def _layer(values: Sequence[Mark], mark: Spec, at: Spec, **encoding: Spec) -> Spec:
-    """Return a layer of marks of one kind; the page shows tips if the first mark has one."""
+def _layer(values: Sequence[Mark], mark: Spec, channels: Spec, **encoding: Spec) -> Spec:
+    """Return a layer of marks of one kind; the page shows tooltips if the first mark has one."""
     tip = {"description": {"field": "tip", "type": "nominal"}}
     has_tips = mark["type"] not in ("line", "rule") and bool(values) and "tip" in values[0]
     return {
         "data": {"values": list(values)},
         "mark": {**mark, "aria": has_tips},
-        "encoding": {**at, **encoding, **(tip if has_tips else {})},
+        "encoding": {**channels, **encoding, **(tip if has_tips else {})},
     }
 
 
-def _text(values: Sequence[Mark], at: Spec, field: str = "text", **settings: Any) -> Spec:
-    """Return a layer that writes the `field` of each mark, with settings of Vega-Lite."""
-    words = []
+def _text_layer(
+    values: Sequence[Mark], channels: Spec, field: str = "text", **settings: Any
+) -> Spec:
+    """Return a layer that writes a field of each mark, with settings of Vega-Lite."""
+    texts = []
     for mark in values:
-        words.append({name: value for name, value in mark.items() if name != "tip"})
+        texts.append({name: value for name, value in mark.items() if name != "tip"})
     style = {"type": "text", "fontSize": 12, "baseline": "middle", "color": "var(--text)"}
-    return _layer(words, style | settings, at, text={"field": field, "type": "nominal"})
+    return _layer(texts, style | settings, channels, text={"field": field, "type": "nominal"})
 
 
 def _level_line(level: Level | None, channel: str, axis: Spec) -> list[Spec]:
@@ -649,8 +672,10 @@ def _level_line(level: Level | None, channel: str, axis: Spec) -> list[Spec]:
     if level is None:
         return []
     values = [{"level": level.value, "text": level.label}]
-    at = {channel: {**axis, "field": "level"}}
-    corner = {"x": {"value": "width"}} if channel == "y" else {"y": {"value": -5}}
-    side: Spec = {"dy": -8} if channel == "y" else {"dx": 4}
-    line = _layer(values, {"type": "rule", **_DASHED}, at)
-    return [line, _text(values, at | corner, color="var(--quiet)", align="right", **side)]
+    channels = {channel: {**axis, "field": "level"}}
+    line = _layer(values, {"type": "rule", **_DASHED}, channels)
+    # The label stands at the right end of a horizontal line, or above a vertical line.
+    end = {"x": {"value": "width"}} if channel == "y" else {"y": {"value": -5}}
+    shift: Spec = {"dy": -8} if channel == "y" else {"dx": 4}
+    label = _text_layer(values, channels | end, color="var(--quiet)", align="right", **shift)
+    return [line, label]

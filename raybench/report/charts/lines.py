@@ -23,10 +23,11 @@ from raybench.report.charts.grammar import SIZE_LABELS, Figure, Level, LineLayou
 from raybench.report.formatting import counted
 from raybench.results.metrics import memory_peak_gb_s, nvlink_peak_gb_s
 
-# Room for the numbers beside the last points.
-_ROOM = 34
-# Small messages are often replayed from a graph and large messages are not: a line has both.
-_OVER = (SIZE, *OPTIONAL)
+# Room for the numbers beside the last points, in px.
+_NUMBER_PX = 34
+# Settings in which the points of a line over sizes may differ. Small messages are often replayed
+# from a graph, and large messages are not.
+_SIZE_SETTINGS = (SIZE, *OPTIONAL)
 _LINES_OVER_RANKS = ("batch", "scaling")
 
 
@@ -36,16 +37,16 @@ def speed_up_figure(data: ChartData) -> Figure | None:
     base = baseline.get("world_size")
     if base is None:
         return None
-    of = formatting.ranks_words(int(base), data.ranks)
-    note = f"The {data.rate}, relative to the same settings on {of}."
+    base_name = formatting.ranks_words(int(base), data.ranks)
+    note = f"The {data.rate}, relative to the same settings on {base_name}."
     compared = [row for row in data.rows if row.speed_up is not None]
-    ideal = [(size, size / float(base)) for size in _sizes(data.rows)]
+    world_sizes = _world_sizes(data.rows)
+    ideal = [(world_size, world_size / float(base)) for world_size in world_sizes]
     if any(row.efficiency is None for row in compared):
         # Points that differ from the baseline in more than their devices have no ideal speed-up.
         ideal = []
         note = f"The {data.rate}, relative to the baseline ({formatting.settings(baseline)})."
-        of = "the baseline"
-    sizes = _sizes(data.rows)
+        base_name = "the baseline"
     points = [_speed_up_point(data, row) for row in data.rows]
     figure = LineFigure(
         anchor="speed-up",
@@ -54,8 +55,8 @@ def speed_up_figure(data: ChartData) -> Figure | None:
         over=("world_size",),
         lines_by=_LINES_OVER_RANKS,
         layout=LineLayout(
-            x=_ranks_axis(data.ranks, sizes),
-            y=axis(f"times the {data.rate} of {of}", 2, format="~g"),
+            x=_ranks_axis(data.ranks, world_sizes),
+            y=axis(f"times the {data.rate} of {base_name}", 2, format="~g"),
             ideal=ideal,
         ),
     )
@@ -81,12 +82,12 @@ def efficiency_figure(data: ChartData) -> Figure | None:
     """Return efficiencies over ranks; None without a baseline that names a number of ranks."""
     if "world_size" not in data.answer.data.run.baseline:
         return None
-    without = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
+    no_ideal = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
     note = f"Speed-up divided by the ratio of {data.ranks}; 100 % is ideal."
-    if without:
-        note += f" Not drawn: {counted(len(without), 'point')} without an ideal speed-up."
-    rows = [row for row in data.rows if row not in without]
-    sizes = _sizes(rows)
+    if no_ideal:
+        note += f" Not drawn: {counted(len(no_ideal), 'point')} without an ideal speed-up."
+    rows = [row for row in data.rows if row not in no_ideal]
+    world_sizes = _world_sizes(rows)
     points = [_efficiency_point(data, row) for row in rows]
     figure = LineFigure(
         anchor="efficiency",
@@ -95,9 +96,9 @@ def efficiency_figure(data: ChartData) -> Figure | None:
         over=("world_size",),
         lines_by=_LINES_OVER_RANKS,
         layout=LineLayout(
-            x=_ranks_axis(data.ranks, sizes),
+            x=_ranks_axis(data.ranks, world_sizes),
             y=axis("efficiency", format="~%"),
-            ideal=[(size, 1.0) for size in sizes],
+            ideal=[(world_size, 1.0) for world_size in world_sizes],
         ),
     )
     return line_figure(data, figure, points)
@@ -125,23 +126,24 @@ def _scaling_tip(data: ChartData, row: ScaledRow) -> str:
 
 
 def speed_up_words(row: ScaledRow) -> str:
-    """Return a speed-up as `1.47 ±1.8%`, "" without one; baseline points have no interval."""
+    """Return a speed-up as `1.47 ±1.8%`, or `1.00` for a baseline; "" if it is unknown."""
     half_width = speed_up_half_width(row)
-    text = "" if half_width is None or row.is_baseline else f" {formatting.half_width(half_width)}"
-    return formatting.ratio(row.speed_up) + text
+    if half_width is None or row.is_baseline:
+        return formatting.ratio(row.speed_up)
+    return f"{formatting.ratio(row.speed_up)} {formatting.half_width(half_width)}"
 
 
-def _sizes(rows: Sequence[ScaledRow]) -> list[int]:
-    """Return the numbers of ranks of the points with a speed-up, ascending."""
+def _world_sizes(rows: Sequence[ScaledRow]) -> list[int]:
+    """Return the world sizes of points with a speed-up, ascending."""
     return sorted({int(row.world_size) for row in rows if row.speed_up is not None})
 
 
-def _ranks_axis(ranks: str, sizes: Sequence[int]) -> Spec:
-    return axis(ranks, 2, values=list(sizes), format="~g", scale={"padding": _ROOM})
+def _ranks_axis(ranks: str, world_sizes: Sequence[int]) -> Spec:
+    return axis(ranks, 2, values=list(world_sizes), format="~g", scale={"padding": _NUMBER_PX})
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return bus bandwidths in GB/s over message sizes; None if no line has two of them."""
+    """Return bus bandwidths in GB/s over message sizes; None if no line has two sizes."""
     peak = _nvlink_peak_gb_s(data)
     note = (
         "Bus bandwidth as nccl-tests counts it: comparable with the bandwidth of a link, "
@@ -154,7 +156,7 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
         anchor="busbw",
         title="Bus bandwidth by message size",
         note=note,
-        over=_OVER,
+        over=_SIZE_SETTINGS,
         lines_by=_lines_over_size(data, _bus_bandwidth),
         layout=LineLayout(x=_size_axis(), y=axis("GB/s", 10, format="~s"), level=level),
     )
@@ -166,7 +168,7 @@ def _bus_bandwidth(row: ScaledRow) -> float | None:
 
 
 def _nvlink_peak_gb_s(data: ChartData) -> float | None:
-    """Return the peak in one direction; None if devices differ or any lacks NVLink."""
+    """Return NVLink's peak in one direction; None if devices differ or a device lacks NVLink."""
     devices = data.answer.data.devices
     names = {row.device_name for row in data.measured if row.busbw_gb_s}
     is_one_node = data.answer.data.node_counts.of_largest_point <= 1
@@ -179,16 +181,15 @@ def _nvlink_peak_gb_s(data: ChartData) -> float | None:
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
-    """Return memory bandwidths in GB/s over array sizes; None if no line has two of them."""
+    """Return memory bandwidths in GB/s over array sizes; None if no line has two sizes."""
     rows = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in rows}
     peak = peaks.pop() if len(peaks) == 1 else None
-    above = sorted({size_of(row) for row in rows if peak and (row.memory_gb_s or 0) > peak})
+    cached = sorted({size_of(row) for row in rows if peak and (row.memory_gb_s or 0) > peak})
     note = "Bytes read and written in a step, divided by its time. Both axes are logarithmic."
-    if above:
-        # Memory cannot be faster than itself.
+    if cached:
         note += (
-            f" Arrays of {', '.join(map(formatting.size, above))} fit into the device's cache, so "
+            f" Arrays of {', '.join(map(formatting.size, cached))} fit into the device's cache, so "
             "they are faster than its memory."
         )
     level = Level(value=peak, label=f"datasheet, {peak:,.0f} GB/s") if peak else None
@@ -196,7 +197,7 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
         anchor="memory-bandwidth",
         title="Memory bandwidth by array size",
         note=note,
-        over=_OVER,
+        over=_SIZE_SETTINGS,
         lines_by=_lines_over_size(data, _memory_bandwidth),
         layout=LineLayout(x=_size_axis(), y=axis("GB/s", 10, format="~s"), level=level),
     )
@@ -208,12 +209,12 @@ def _memory_bandwidth(row: ScaledRow) -> float | None:
 
 
 def time_figure(data: ChartData) -> Figure | None:
-    """Return µs per step over sizes of points with a bandwidth; None if no line has two of them."""
+    """Return step times over sizes of points with a bandwidth; None if no line has two sizes."""
     figure = LineFigure(
         anchor="time",
         title="Step time by size",
         note="Both axes are logarithmic.",
-        over=_OVER,
+        over=_SIZE_SETTINGS,
         lines_by=_lines_over_size(data, _microseconds),
         layout=LineLayout(x=_size_axis(), y=axis("µs", 10, format="~s")),
     )
@@ -233,10 +234,10 @@ _Value = Callable[[ScaledRow], float | None]
 
 
 def _lines_over_size(data: ChartData, value: _Value) -> list[str]:
-    """Return the settings whose values are lines: parameters without numbers, as an operation."""
+    """Return the settings whose values are lines: parameters that are no numbers."""
     rows = [row for row in data.measured if value(row) and size_of(row)]
-    numbers = {name for row in rows for name in row.params if is_numeric(rows, name)}
-    return varying(rows, {*numbers, "world_size", "precision"})
+    numeric = {name for row in rows for name in row.params if is_numeric(rows, name)}
+    return varying(rows, {*numeric, "world_size", "precision"})
 
 
 def _points_over_size(data: ChartData, value: _Value) -> list[LinePoint]:
@@ -256,7 +257,7 @@ def _bandwidth_tip(row: ScaledRow) -> str:
 
 
 def throughput_figure(data: ChartData) -> Figure | None:
-    """Return samples/s of ok points over the batch size; None if no line has two sizes."""
+    """Return throughputs over the batch size; None if no line has two batch sizes."""
     points = []
     for row in _rows_with_batch(data):
         value = row.throughput if row.status == Status.OK else None
@@ -264,7 +265,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
     figure = LineFigure(
         anchor="throughput",
         title="Throughput by batch size",
-        note=f"The {data.rate} of all {data.ranks} together.{_crosses(data)}",
+        note=f"The {data.rate} of all {data.ranks} together.{_note_on_crosses(data)}",
         over=("batch",),
         lines_by=("world_size",),
         layout=LineLayout(x=_batch_axis(data), y=axis(data.rate, format="~s")),
@@ -276,9 +277,11 @@ def memory_figure(data: ChartData) -> Figure | None:
     """Return peak memory in GiB over the batch size; None if no point ran out of memory."""
     if all(row.status != Status.OOM for row in data.rows):
         return None
-    sizes = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
-    size = min(sizes, default=0) / GIB
-    level = Level(value=size, label=f"memory of a device, {size:.1f} GiB") if size else None
+    capacities = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
+    least_gib = min(capacities, default=0) / GIB
+    level = None
+    if least_gib:
+        level = Level(value=least_gib, label=f"memory of a device, {least_gib:.1f} GiB")
     points = []
     for row in _rows_with_batch(data):
         peak = row.peak_mem_allocated_bytes if row.status == Status.OK else None
@@ -286,7 +289,7 @@ def memory_figure(data: ChartData) -> Figure | None:
     figure = LineFigure(
         anchor="memory",
         title="Memory by batch size",
-        note=f"Peak memory allocated on the device that needs most.{_crosses(data)}",
+        note=f"Peak memory allocated on the device that needs most.{_note_on_crosses(data)}",
         over=("batch",),
         lines_by=("world_size",),
         layout=LineLayout(x=_batch_axis(data), y=axis("GiB"), level=level),
@@ -298,7 +301,7 @@ def _rows_with_batch(data: ChartData) -> list[ScaledRow]:
     return [row for row in data.rows if row.batch is not None]
 
 
-def _crosses(data: ChartData) -> str:
+def _note_on_crosses(data: ChartData) -> str:
     if all(row.status != Status.OOM for row in _rows_with_batch(data)):
         return ""
     return " Crosses on the axis are points that ran out of memory."
@@ -306,13 +309,14 @@ def _crosses(data: ChartData) -> str:
 
 def _batch_axis(data: ChartData) -> Spec:
     is_global = {batch_column(row) for row in _rows_with_batch(data)} == {"global_batch_size"}
-    # A search tries batch sizes close together, and memory grows in proportion.
-    base = None if data.answer.largest_batches else 2
-    return axis("global batch size" if is_global else "batch size per device", base, format=",~f")
+    # A search tries batch sizes close together, which need a linear axis.
+    log_base = None if data.answer.largest_batches else 2
+    title = "global batch size" if is_global else "batch size per device"
+    return axis(title, log_base, format=",~f")
 
 
 def _batch_point(data: ChartData, row: ScaledRow, value: float | None) -> LinePoint:
-    """Return a point; a point out of memory is a cross on the axis."""
+    """Return a point of `value` over its batch; a point out of memory is a cross on the axis."""
     if row.status == Status.OK:
         peak = formatting.gib(row.peak_mem_allocated_bytes)
         tip = f"{formatting.number(row.throughput)} {data.rate}"

@@ -1,9 +1,9 @@
-"""What to do with slow devices: each way to share the work over their speed, and the best one."""
+"""Ways to share the work over the speed of slow devices, and the fastest way."""
 
 from __future__ import annotations
 
 from raybench.analysis.rows import varying
-from raybench.analysis.uneven import gain_over
+from raybench.analysis.uneven import UnevenFleet, gain_over
 from raybench.job.point import EQUAL
 from raybench.report import formatting
 from raybench.report.charts import Chart, ChartData
@@ -21,59 +21,50 @@ from raybench.report.charts.grammar import (
 )
 from raybench.report.point_settings import settings_words
 
+# Settings in which the fleets of a panel may differ.
+_SETTINGS_OF_A_PANEL = ("world_size", "devices", "shares", "slow_ratio", "slow_count")
+
 
 def uneven_figure(data: ChartData) -> Figure | None:
-    """Return samples/s over the probed speed of slow devices, a line for each way to share.
+    """Return samples/s over the speed of slow devices, a line for each way to share, and a map.
 
-    The fleets of a panel have the same number of slow devices and differ only in `slow_ratio` or
-    `devices`. The last panel maps speed and number of slow devices to the best way. None if all
-    fleets have the same `slow_ratio`.
+    The fleets of a panel have the same number of slow devices. The map shows the fastest way for
+    each speed and number. None if all fleets have the same `slow_ratio`.
     """
     fleets = data.answer.data.fleets
     if len({fleet.first.slow_ratio for fleet in fleets}) < 2:  # probed speeds differ by noise
         return None
-    alike = ("world_size", "devices", "shares", "slow_ratio", "slow_count")
-    apart = varying([fleet.first for fleet in fleets], alike)
+    names = varying([fleet.first for fleet in fleets], _SETTINGS_OF_A_PANEL)
     shares = list(dict.fromkeys(name for fleet in fleets for name in fleet.scenarios))
-    marks: dict[str, list[Mark]] = {}
+    marks_of_panel: dict[str, list[Mark]] = {}
     cells: list[Mark] = []
-    ratios: dict[str, float] = {}
+    ratio_of_speed: dict[str, float] = {}
     for fleet in fleets:
-        there_are = formatting.ranks_words(int(fleet.first.world_size), data.ranks)
-        more = "".join(f", {settings_words(fleet.first, [name], data.ranks)}" for name in apart)
-        group, speed = f"{fleet.slow_count} of {there_are} slow", f"{fleet.probe_ratio:.0%}{more}"
-        ratios.setdefault(speed, fleet.probe_ratio)
-        for name, scenario in fleet.scenarios.items():
-            value, half = scenario.throughput, scenario.half_width or 0.0
-            tip = f"{name}, slow devices at {speed}\npoint {scenario.row.point_id}\n"
-            tip += f"{formatting.number(value)} {data.rate}, {formatting.step_time(scenario.row)}"
-            mark = {"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip}
-            ends = {"low": value * (1 - half), "high": value * (1 + half)} if half else {}
-            marks.setdefault(group + more, []).append(mark | ends)
-        best, text = fleet.best, fleet.best.shares
-        if EQUAL in fleet.scenarios and best.shares != EQUAL:
-            text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
-        text += "".join(f" or {name}" for name in fleet.as_good())
-        tip = f"{group}, at a speed of {speed}\nfastest: {text}"
-        cells.append({"x": group, "y": speed, "line": best.shares, "text": text, "tip": tip})
+        devices = formatting.ranks_words(int(fleet.first.world_size), data.ranks)
+        slow = f"{fleet.slow_count} of {devices} slow"
+        settings = "".join(f", {settings_words(fleet.first, [name], data.ranks)}" for name in names)
+        speed = f"{fleet.probe_ratio:.0%}{settings}"
+        ratio_of_speed.setdefault(speed, fleet.probe_ratio)
+        marks_of_panel.setdefault(slow + settings, []).extend(_marks(fleet, speed, data.rate))
+        cells.append(_cell(fleet, slow, speed))
     layout = LineLayout(
         x=axis("speed of the slow devices", format="~%", scale={"zero": False, "padding": 14}),
         y=axis(data.rate, format="~s"),
     )
     panels = [
-        line_panel(members, shares, layout, title=f"{data.rate.capitalize()} with {group}")
-        for group, members in marks.items()
+        line_panel(marks, shares, layout, title=f"{data.rate.capitalize()} with {slow}")
+        for slow, marks in marks_of_panel.items()
     ]
-    groups = list(dict.fromkeys(cell["x"] for cell in cells))
-    speeds = sorted(ratios, key=lambda speed: -ratios[speed])
-    best_way = HeatLayout(
-        x=names_axis(groups, orient="top", labelAngle=0),
+    columns = list(dict.fromkeys(cell["x"] for cell in cells))
+    speeds = sorted(ratio_of_speed, key=lambda speed: -ratio_of_speed[speed])
+    map_layout = HeatLayout(
+        x=names_axis(columns, orient="top", labelAngle=0),
         y=names_axis(speeds) | {"title": "speed"},
         color=by_series(shares, "color", keys=Keys(symbol="square")),
         height=max(80, 34 * len(speeds)),
         inverse="true",
     )
-    panels.append(heat_panel(cells, best_way, "Fastest way, and its gain over equal shares"))
+    panels.append(heat_panel(cells, map_layout, "Fastest way, and its gain over equal shares"))
     return Figure(
         anchor="uneven-speeds",
         title="Ways to share the work, by the speed of the slow devices",
@@ -82,6 +73,30 @@ def uneven_figure(data: ChartData) -> Figure | None:
         "may be as good.",
         panels=panels,
     )
+
+
+def _marks(fleet: UnevenFleet, speed: str, rate: str) -> list[Mark]:
+    """Return a mark for each way to share the work; `rate` is the unit, such as `samples/s`."""
+    marks = []
+    for name, scenario in fleet.scenarios.items():
+        value, half_width = scenario.throughput, scenario.half_width
+        tip = f"{name}, slow devices at {speed}\npoint {scenario.row.point_id}\n"
+        tip += f"{formatting.number(value)} {rate}, {formatting.step_time(scenario.row)}"
+        mark: Mark = {"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip}
+        if half_width:
+            mark |= {"low": value * (1 - half_width), "high": value * (1 + half_width)}
+        marks.append(mark)
+    return marks
+
+
+def _cell(fleet: UnevenFleet, slow: str, speed: str) -> Mark:
+    """Return the cell of the map that names the fastest way, its gain, and ways as good."""
+    best, text = fleet.best, fleet.best.shares
+    if EQUAL in fleet.scenarios and best.shares != EQUAL:
+        text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
+    text += "".join(f" or {name}" for name in fleet.as_good())
+    tip = f"{slow}, at a speed of {speed}\nfastest: {text}"
+    return {"x": slow, "y": speed, "line": best.shares, "text": text, "tip": tip}
 
 
 CHARTS = (Chart(draw=uneven_figure, position=5, answers=5),)
