@@ -65,7 +65,7 @@ _NVLINK_RX = (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS)
 _XID_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)[^)]*\): (\d+)", re.I)
 # Longest record of /dev/kmsg.
 _RECORD_BYTES = 8192
-# Upper limit of events that one `read` takes, after a burst of errors.
+# Most events of one `read`: a burst of errors must not delay a check.
 _MOST_EVENTS = 1000
 
 _FABRIC_STATES = {
@@ -360,7 +360,7 @@ class Sampler:
         """Return the SM clocks of a device in MHz during spans of the last half hour.
 
         Args:
-            uuid: of the device; an unknown device has no clocks.
+            uuid: UUID of the device. An unknown device has no clocks.
             spans_ns: (begin, end) by `time.monotonic_ns`.
         """
         return clocks_within(list(self._clocks.get(uuid, ())), spans_ns)

@@ -150,7 +150,7 @@ def _switches(rows: Iterable[ScaledRow], names: Sequence[str]) -> tuple[str, ...
 
 
 def _mark_wide_values(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
-    """Return the values, with a mark before those whose interval is wide."""
+    """Return the values; a mark precedes each value with a wide interval."""
     if answer.is_of_memory:
         return list(values)
     is_ratio = isinstance(answer.leading, SpeedUps | Gains)

@@ -248,7 +248,7 @@ def metric_column(
 
 
 class Document(ABC):
-    """What can be shown in every format."""
+    """A document that every format can show."""
 
     @property
     def title(self) -> str:
@@ -277,8 +277,8 @@ def format_document(
     Args:
         document: the document.
         kind: "json", "md" or "terminal".
-        width: of the terminal.
-        color: of the terminal.
+        width: width of the terminal in characters.
+        color: whether the terminal shows colours.
     """
     if kind == "json":
         return format_object(**document.members())
@@ -334,7 +334,7 @@ def escape(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return the text on one line as a code span of Markdown. Do not use it in tables: `|`."""
+    """Return the text on one line as a code span of Markdown; in tables, | would end the cell."""
     line = plain(text)
     longest = max((len(run) for run in _BACKTICKS.findall(line)), default=0)
     fence = "`" * (longest + 1)

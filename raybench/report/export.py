@@ -126,7 +126,7 @@ def export_csv(data: RunData) -> str:
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return CSV with these columns; `export_csv` says how values are written.
+    """Return CSV with these columns, written as in `export_csv`.
 
     Args:
         names: names of the columns.
@@ -256,7 +256,7 @@ def junit_text(
     Args:
         name: name of the suite.
         run: gives the start in UTC and the host.
-        properties: of the suite.
+        properties: facts about the suite.
         cases: test cases in order.
     """
     outcomes = [case.outcome for case in cases]

@@ -197,7 +197,7 @@ def metric(shown: Metric, value: Any, unit: Unit = MILLISECONDS) -> str:
 
     Args:
         shown: the metric.
-        value: of the metric.
+        value: value of the metric.
         unit: unit of a time; other formats ignore it.
     """
     if shown.format == "choices":
@@ -262,7 +262,7 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     """Return a setting for a sentence: `4 GPUs`, `batch 64`, `bf16` or `hidden=8`.
 
     Args:
-        name: of the setting.
+        name: name of the setting.
         value: not None.
         ranks: `GPUs` or `workers`.
     """

@@ -143,7 +143,7 @@ def not_compared(reasons: Iterable[NotCompared], total: int) -> tuple[MessageGro
     """Return a group for each reason why points have no speed-up.
 
     Args:
-        reasons: of the points without a speed-up.
+        reasons: one for each point without a speed-up.
         total: number of points of the run.
     """
     groups = []

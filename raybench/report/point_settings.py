@@ -45,7 +45,7 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
 
     Args:
         row: the point.
-        names: of the settings; [] returns "".
+        names: names of settings; [] returns "".
         ranks: `GPUs` or `workers`.
     """
     words = []

@@ -487,7 +487,7 @@ def _ranks_note(is_of_first: bool) -> str:
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
-    """Return a table of the ranks of one point; None if no parts and no clocks were measured."""
+    """Return a table of the ranks of one point; None if no times of ranks were measured."""
     steps = {step.rank: step for step in ranks_to_show(ranks_of_step(row))}
     unsynced, synced = row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ()
     # Rank -> time without and with synchronizing. Ranks without work have no times.

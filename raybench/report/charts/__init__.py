@@ -172,7 +172,7 @@ def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[Scal
 
 
 def _sort_key(rows: Sequence[ScaledRow], last: Collection[str]) -> Callable[[ScaledRow], list[Any]]:
-    """Return the function from a point to its place in the order of `in_order`."""
+    """Return the sort key of `in_order`."""
     names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
     return lambda row: [setting_order(setting_of(row, name)) for name in names]
 
@@ -187,7 +187,7 @@ def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
     return settings_words(row, names, ranks) or formatting.plain(row.workload)
 
 
-def drawn_of(drawn: int, count: int) -> str:
+def note_on_drawn(drawn: int, count: int) -> str:
     """Return " 3 of 5 points are drawn; the table has all."; "" if all points are drawn."""
     return f" {drawn} of {count} points are drawn; the table has all." if drawn < count else ""
 
@@ -245,7 +245,7 @@ def bar_figure(
     return Figure(
         anchor=figure.anchor,
         title=figure.title,
-        note=figure.note + drawn_of(len(drawn), len(points)),
+        note=figure.note + note_on_drawn(len(drawn), len(points)),
         panels=bar_panels(bars, figure.layout),
         table=figure.table,
     )

@@ -22,9 +22,9 @@ from raybench.report.charts import (
     Chart,
     ChartData,
     bar_figure,
-    drawn_of,
     in_order,
     line_name,
+    note_on_drawn,
     point_name,
     why_not_drawn,
 )
@@ -112,7 +112,7 @@ def _ranking_figure(data: ChartData) -> Figure | None:
     return Figure(
         anchor="ranking",
         title=f"{noun[:1].upper()}{noun[1:]}, the {order} first",
-        note=note + drawn_of(len(bars), points),
+        note=note + note_on_drawn(len(bars), points),
         panels=bar_panels(bars, BarLayout(x=x)),
     )
 
@@ -136,7 +136,8 @@ def _common_scale(bars: Sequence[Bar]) -> Spec:
 def _gains_figure(data: ChartData) -> Figure | None:
     """Return bars of the speed-up over the baseline, by the settings that the baseline names.
 
-    None if the baseline names a number of ranks, or if no other point has a speed-up.
+    None in a batch search, if the baseline names a number of ranks, or if no other point has a
+    speed-up.
     """
     baseline, ranks = data.answer.data.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
@@ -245,7 +246,7 @@ def operations_figure(data: ChartData) -> Figure | None:
     has_peak = any(row.mfu_pct for row in shown)
     if not has_peak:
         note += " raybench does not know the peak of this device."
-    note += drawn_of(len(shown), len(rated))
+    note += note_on_drawn(len(shown), len(rated))
     title = "TFLOP/s compared with the datasheet" if has_peak else "TFLOP/s"
     return Figure(anchor="tflops", title=title, note=note, panels=panels)
 

@@ -90,9 +90,9 @@ def telemetry_figure(data: ChartData) -> Figure | None:
 class _TimeAxis:
     """Seconds since the start of the run, and their places on an axis without long gaps."""
 
-    # Ascending.
+    # Times of samples, ascending.
     times_s: np.ndarray
-    # Of each time.
+    # Place of each time on the axis.
     drawn_s: np.ndarray
 
     @classmethod
@@ -125,7 +125,7 @@ def _means_by_time(samples: pd.DataFrame, drawn_s: np.ndarray) -> pd.DataFrame:
 
 
 def _quantiles_of_devices(means: pd.DataFrame, count: int) -> tuple[pd.DataFrame, list[str]]:
-    """Return least, median and most of all devices at each time, and the names of these lines."""
+    """Return least, median and most over all devices at each time, and the names of the lines."""
     by_time = means.drop(columns="device").groupby("second")
     shares = {f"least of {count}": 0.0, "median": 0.5, f"most of {count}": 1.0}
     quantiles = []
@@ -181,7 +181,7 @@ def _panel(
 
 
 def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
-    """Return the points to draw as heat maps: of the ok points with the most ranks, four at most.
+    """Return at most four ok points with the most ranks, to draw as heat maps.
 
     Points whose ranks differ most come first, then points whose steps differ most.
     """

@@ -32,7 +32,7 @@ _LINES_OVER_RANKS = ("batch", "scaling")
 
 
 def speed_up_figure(data: ChartData) -> Figure | None:
-    """Return speed-ups over ranks; None without a baseline that names a number of ranks."""
+    """Return speed-ups over ranks; None if the baseline names no number of ranks."""
     baseline = data.answer.data.run.baseline
     base = baseline.get("world_size")
     if base is None:
@@ -79,7 +79,7 @@ def _speed_up_point(data: ChartData, row: ScaledRow) -> LinePoint:
 
 
 def efficiency_figure(data: ChartData) -> Figure | None:
-    """Return efficiencies over ranks; None without a baseline that names a number of ranks."""
+    """Return efficiencies over ranks; None if the baseline names no number of ranks."""
     if "world_size" not in data.answer.data.run.baseline:
         return None
     no_ideal = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
@@ -274,7 +274,7 @@ def throughput_figure(data: ChartData) -> Figure | None:
 
 
 def memory_figure(data: ChartData) -> Figure | None:
-    """Return peak memory in GiB over the batch size; None if no point ran out of memory."""
+    """Return peak memory over the batch size; None if no point ran out of memory."""
     if all(row.status != Status.OOM for row in data.rows):
         return None
     capacities = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()

@@ -90,7 +90,7 @@ def _marks(fleet: UnevenFleet, speed: str, rate: str) -> list[Mark]:
 
 
 def _cell(fleet: UnevenFleet, slow: str, speed: str) -> Mark:
-    """Return the cell of the map that names the fastest way, its gain, and ways as good."""
+    """Return the cell of the map: the fastest way, its gain, and ways that may be as good."""
     best, text = fleet.best, fleet.best.shares
     if EQUAL in fleet.scenarios and best.shares != EQUAL:
         text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"

@@ -53,7 +53,7 @@ _NOUNS = {
     "memory_gb_s": "memory bandwidth",
     "wall_unsynced_share": "what time.time() shows without synchronizing, in % of the step time",
 }
-# Metrics of which a point "needs the least".
+# Metrics that a point needs, in the words of a sentence.
 _NEEDED = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
 # Sentences name at most so many cases.
 _MOST_NAMED = 4
@@ -505,7 +505,7 @@ def _no_clear_winner(ranking: Ranking, case: RankedCase, answer: RunAnswer) -> l
 
 
 def _is_needed(ranking: Ranking) -> bool:
-    """Return whether a point needs the metric, as memory, and the least is the best."""
+    """Return whether points need the metric, as memory, so that the least is the best."""
     return ranking.metric.name in _NEEDED and not ranking.highest_is_best
 
 
@@ -559,7 +559,7 @@ def _cases_won_words(answer: RunAnswer, won: Sequence[RankedCase], count: int) -
 
 
 def _memory_sentence(ranking: Ranking, answer: RunAnswer) -> str:
-    """Return that the answer leaves memory out; "" unless a job with a question ran on CPUs."""
+    """Return the sentence that memory is unknown; "" unless a job with a question ran on CPUs."""
     rows = answer.data.ok_rows
     reasons = {(row.not_measured or {}).get("mem_parameters_bytes") for row in rows}
     if not answer.asked.question or reasons != {NotMeasured.MEMORY_OF_CPU}:

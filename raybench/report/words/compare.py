@@ -22,7 +22,7 @@ from raybench.report import formatting
 from raybench.report.formatting import counted, cut_end, plain
 
 QUESTION = "Is NEW slower than BASE?"
-# The environments of two runs, where no difference is recorded.
+# The sentence if the environments of two runs do not differ.
 SAME_AROUND = "No difference in devices, driver, versions, variables or commit is recorded."
 NO_CAVEAT = f"Caveat: none. {SAME_AROUND}"
 NO_CAUSE = "no difference is recorded"
@@ -36,7 +36,7 @@ _PREDICATES = VERDICT_WORDS | {SAME: "the same"}
 _LARGEST_USEFUL = 0.5
 # Longer values of facts are shown only in full reports.
 _SHORT_VALUE = 20
-# Kinds of facts; those that change times most come first.
+# Kinds of facts, sorted by their likely effect on step times.
 _KIND_ORDER = (
     *(FactKind.DEVICE, FactKind.VERSION, FactKind.VARIABLE),
     *(FactKind.RUN, FactKind.CODE),
