@@ -1,11 +1,11 @@
-// A button for light or dark, tooltips of charts, and a table of points that can be sorted and
-// filtered. The page is complete without this script.
+// Light or dark by a button, what a mark of a chart stands for where it is pointed at, and the table
+// of the points sorted and filtered. Without it, the page is whole.
 (() => {
   "use strict";
   const root = document.documentElement;
   const button = document.getElementById("theme");
   const tip = document.getElementById("tip");
-  // Largest distance in px between pointer and mark, because fingers are larger than points.
+  // How far beside a mark it may be pointed at: points are small, and fingers are not.
   const REACH = 22;
   let marked = null;
 
@@ -27,7 +27,7 @@
     let least = REACH;
     for (const mark of chart.querySelectorAll("[aria-label]")) {
       const far = distance(mark, x, y);
-      // The last of overlapping marks is drawn above the others.
+      // Of marks that lie on each other the upper one, which comes last.
       if (far <= least) {
         best = mark;
         least = far;
@@ -69,7 +69,7 @@
     if (event.key === "Escape") hide();
   });
 
-  // Some browsers cannot unfold details by style alone, so a script unfolds them for printing.
+  // A browser that cannot open what is folded by style alone prints it all the same.
   const folded = () => document.querySelectorAll("details:not(.meanings)");
   let opened = [];
   addEventListener("beforeprint", () => {
@@ -97,7 +97,7 @@
   const compared = (one, other, place) => {
     const [a, b] = [value(one, place), value(other, place)];
     if (!Number.isNaN(a) && !Number.isNaN(b)) return a - b;
-    // Numbers come before words, and empty cells come last.
+    // Numbers before words, and what is empty last.
     if (Number.isNaN(a) !== Number.isNaN(b)) return Number.isNaN(a) ? 1 : -1;
     const [text, second] = [one, other].map((row) => row.cells[place].textContent);
     if (!text || !second) return (text ? 0 : 1) - (second ? 0 : 1);
