@@ -579,14 +579,14 @@ def _link_facts(handle: Any) -> dict[str, Any]:
 
 def _link_errors(handle: Any, link: int) -> dict[str, int]:
     """Return kind -> number of errors of one NVLink, for the kinds that the driver counts."""
-    fields = {name: (field, link) for name, (_, field) in _LINK_ERRORS.items()}
-    counted = {
-        name: nvml.ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
-        for name, (counter, _) in _LINK_ERRORS.items()
+    counts = {
+        kind: nvml.ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
+        for kind, (counter, _) in _LINK_ERRORS.items()
     }
-    if None in counted.values():
+    if None in counts.values():
+        fields = {kind: (number, link) for kind, (_, number) in _LINK_ERRORS.items()}
         values = nvml.field_values(handle, tuple(fields.values()))
-        for name, field in fields.items():
-            if counted[name] is None and field in values:
-                counted[name] = int(values[field])
-    return {name: errors for name, errors in counted.items() if errors is not None}
+        for kind, field_of_link in fields.items():
+            if counts[kind] is None and field_of_link in values:
+                counts[kind] = int(values[field_of_link])
+    return {kind: count for kind, count in counts.items() if count is not None}

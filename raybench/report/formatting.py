@@ -330,8 +330,9 @@ def long_time(total_s: float) -> str:
 
 def sentence(text: str) -> str:
     """Return a text with a full stop, and with a capital if its first word has only letters."""
-    is_word = text.partition(" ")[0].isalpha()
-    return (text[:1].upper() + text[1:] if is_word else text).removesuffix(".") + "."
+    if text.partition(" ")[0].isalpha():
+        text = text[:1].upper() + text[1:]
+    return text.removesuffix(".") + "."
 
 
 def run_title(run: Run) -> str:

@@ -153,9 +153,9 @@ def _table_of_points(series: Sequence[Series]) -> Table:
         names.append("node_count")
     settings = setting_columns(latest, names)
 
-    def change(rows: Series) -> str:
-        has_step = any(row.step is not None for row in rows)
-        return change_percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_step else ""
+    def change_of_levels(rows: Series) -> str:
+        has_change = any(row.step is not None for row in rows)
+        return change_percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_change else ""
 
     columns: list[ColumnOf[Series]] = [
         (ShownColumn(title="point", is_text=True), lambda rows: rows[-1].point_id),
@@ -169,7 +169,7 @@ def _table_of_points(series: Sequence[Series]) -> Table:
             ShownColumn(
                 title="change", meaning="from the first level of the step time to the last"
             ),
-            change,
+            change_of_levels,
         ),
         (
             ShownColumn(title="by run", meaning="one bar per run; higher is slower", is_text=True),

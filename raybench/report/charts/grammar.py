@@ -556,7 +556,7 @@ def by_threshold(field: str, steps: Sequence[float], title: str) -> Spec:
 
 
 def draw(panel: Panel, name: str) -> str:
-    """Return a panel as SVG for the page, which writes its title and `missing`.
+    """Return a panel as SVG for the page, without `title` and `missing`.
 
     Args:
         panel: the panel to draw.

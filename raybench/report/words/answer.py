@@ -201,7 +201,7 @@ def _certainty_of_memory(answer: RunAnswer) -> str:
     differences = []
     for row in answer.data.ok_rows:
         attempts = answer.data.trials.rounds(row).values()
-        peaks = [peak for one in attempts if (peak := one.peak_mem_allocated_bytes)]
+        peaks = list(filter(None, (attempt.peak_mem_allocated_bytes for attempt in attempts)))
         if len(peaks) > 1:
             differences.append(max(peaks) / min(peaks) - 1)
     if not differences:
@@ -603,11 +603,13 @@ def metric_noun(metric: Metric, items: str) -> str:
 
 
 def unit_of_metric(metric: Metric, items: str) -> str:
-    """Return the unit of a metric; the title of a metric may take its place."""
+    """Return the unit of a metric, or the title of a metric without a unit."""
     if metric.name == "throughput":
         return f"{items}/s"
-    named = (metric.unit if is_column(metric) else "") or metric.title
-    return _UNITS.get(metric.format, named)
+    if metric.format in _UNITS:
+        return _UNITS[metric.format]
+    # A workload writes the unit of its metric into the title.
+    return (metric.unit if is_column(metric) else "") or metric.title
 
 
 def value_words(metric: Metric, value: float, items: str) -> str:

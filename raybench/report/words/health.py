@@ -329,10 +329,9 @@ def command_words(command: Command) -> str:
         names=" ".join(command.names),
         host="".join(hosts[:1]),
     )
-    where = f"  # on {' and on '.join(command.hosts)}"
-    return (
-        f"{text}{where}{_AFTER_HOST.get(command.kind, '')}" if command.kind in _ON_HOSTS else text
-    )
+    if command.kind not in _ON_HOSTS:
+        return text
+    return f"{text}  # on {' and on '.join(command.hosts)}{_AFTER_HOST.get(command.kind, '')}"
 
 
 _CPU_LOAD = "ps -eo pcpu,psr,pid,{}comm --sort=-pcpu | head"
@@ -381,8 +380,10 @@ def reason_with_value(finding: Finding) -> str:
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
         return text
-    value = "" if finding.value is None else f"{number(finding.value, 3)} {finding.unit}".strip()
-    return f"{text} ({', against '.join(filter(None, (value, finding.expected)))})"
+    if finding.value is None:
+        return f"{text} ({finding.expected})"
+    value = f"{number(finding.value, 3)} {finding.unit}".strip()
+    return f"{text} ({value}, against {finding.expected})"
 
 
 def blamed(finding: Finding) -> str:
