@@ -1,12 +1,11 @@
 """The devices of one node, by NVML and the kernel's log: identity, counters, samples and facts.
 
-A device is named by its UUID: NVML orders devices by PCI bus and ignores CUDA_VISIBLE_DEVICES,
-while the order of torch depends on the environment.
+Devices are identified by UUID, because torch and NVML number them differently.
 
-`describe_device` and `Counters` run in the process that owns the device. `Sampler` samples while
-points run, in a process of its own, because a thread in a worker would compete with the steps for
-the interpreter. `FactReader` makes some hundred NVML calls for each device, so it runs only before
-and after a health check.
+`describe_device` and `Counters` run in the process that owns the device. `Sampler` runs in its own
+process, because a thread in a worker would compete with the steps for the interpreter.
+`FactReader` makes some hundred NVML calls for each device, so it runs only before and after a
+health check.
 """
 
 from __future__ import annotations
@@ -103,8 +102,10 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
     Call it after this process has created its CUDA context, or `other_processes` is unknown.
 
     Args:
+        device: the device.
         index: torch's index of the device, or the number of a CPU worker.
-        node_id, address: id and IP address of the node in Ray.
+        node_id: id of the node in Ray.
+        address: IP address of the node in Ray.
     """
     import torch
 
@@ -227,7 +228,7 @@ def _free_bytes(folder: str) -> int | None:
 class DeviceReading:
     """The counters of a device at one moment, since the driver was loaded."""
 
-    # Monotonic clock.
+    # By `time.monotonic`.
     time_s: float
     energy_j: float | None = None
     # Reason -> seconds for which the clocks were limited; empty if the device does not count them.
@@ -568,9 +569,11 @@ def _link_facts(handle: Any) -> dict[str, Any]:
     if nvml.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
         return facts
     state = _FABRIC_STATES.get(info.state)
-    faults = [name for shift, name in _FABRIC_FAULTS.items() if info.healthMask >> shift & 3 == 1]
+    mask = info.healthMask
+    faults = [name for shift, name in _FABRIC_FAULTS.items() if (mask >> shift) & 0b11 == 1]
     # The configuration has four bits: 0 is not supported, 1 is correct, and more is a fault.
-    if info.healthMask >> pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION & 15 > 1:
+    shift = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION
+    if (mask >> shift) & 0b1111 > 1:
         faults.append("an incorrect configuration")
     if state == "completed" and info.status != pynvml.NVML_SUCCESS:
         faults.insert(0, f"error {info.status} of the fabric manager")

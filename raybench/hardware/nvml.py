@@ -1,7 +1,6 @@
 """Calls of NVML that return None instead of raising NVMLError.
 
-NVML is opened once per process and stays open, because opening is expensive. A device, driver or
-container that cannot answer one question may answer others.
+NVML is opened once per process and stays open, because opening is expensive.
 """
 
 from __future__ import annotations
