@@ -114,7 +114,9 @@ class History(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the rows as `points`."""
         names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
-        points = [{name: getattr(row, name) for name in names} for row in self.rows]
+        points = []
+        for row in self.rows:
+            points.append({name: getattr(row, name) for name in names})
         return {"points": points}
 
 

@@ -109,14 +109,10 @@ class _SharesLine:
 
 def _table_of_shares(answer: RunAnswer) -> Table:
     """Return a row for each way to share the work of each fleet."""
-    fleets, ranks = answer.data.fleets, answer.data.ranks
-    names: dict[str, None] = {}
+    fleets, ranks, items = answer.data.fleets, answer.data.ranks, answer.asked.items
+    lines = []
     for fleet in fleets:
-        names |= dict.fromkeys(shares.distinguishing_settings_of(fleet, fleets))
-    settings = setting_columns([fleet.first for fleet in fleets], list(names), ranks)
-
-    def only_in_first_line(cell: Callable[[UnevenFleet], str]) -> Callable[[_SharesLine], str]:
-        return lambda line: cell(line.fleet) if line.is_first else ""
+        lines += [_SharesLine(fleet, scenario) for scenario in fleet.scenarios.values()]
 
     def gain_over_equal(line: _SharesLine) -> str:
         equal = line.fleet.scenarios.get(EQUAL)
@@ -128,28 +124,8 @@ def _table_of_shares(answer: RunAnswer) -> Table:
         step_ms = line.scenario.row.predicted_step_ms
         return "" if step_ms is None else f"{step_ms / line.scenario.step_ms - 1:+.1%}"
 
-    lines = []
-    for fleet in fleets:
-        lines += [_SharesLine(fleet, scenario) for scenario in fleet.scenarios.values()]
-    items = answer.asked.items
-    columns: list[ColumnOf[_SharesLine]] = []
-    for head, setting in settings:
-        cell = only_in_first_line(lambda fleet, setting=setting: str(setting(fleet.first)))  # type: ignore[misc]
-        columns.append((head, cell))
-    columns += [
-        column(
-            "speed",
-            only_in_first_line(lambda fleet: f"{fleet.probe_ratio:.0%}"),
-            is_setting=True,
-            meaning="speed of a slow device in % of a fast one, as measured by a probe",
-        ),
-        column(
-            "slow",
-            only_in_first_line(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}"),
-            is_setting=True,
-            is_text=True,
-            meaning=f"how many of the {answer.data.ranks} are slow",
-        ),
+    columns: list[ColumnOf[_SharesLine]] = [
+        *_fleet_columns(answer),
         column(
             "shares",
             lambda line: line.scenario.shares,
@@ -188,6 +164,40 @@ def _table_of_shares(answer: RunAnswer) -> Table:
         ),
     ]
     return make_table(lines, columns, subject=fleets[0].first.workload, kind="slow devices")
+
+
+def _fleet_columns(answer: RunAnswer) -> list[ColumnOf[_SharesLine]]:
+    """Return the columns that identify a fleet; only the first line of a fleet has a text."""
+    fleets, ranks = answer.data.fleets, answer.data.ranks
+
+    def in_first_line(cell: Callable[[UnevenFleet], str]) -> Callable[[_SharesLine], str]:
+        return lambda line: cell(line.fleet) if line.is_first else ""
+
+    names: dict[str, None] = {}
+    for fleet in fleets:
+        names |= dict.fromkeys(shares.distinguishing_settings_of(fleet, fleets))
+    columns: list[ColumnOf[_SharesLine]] = []
+    for head, setting_cell in setting_columns(
+        [fleet.first for fleet in fleets], list(names), ranks
+    ):
+        cell = in_first_line(
+            lambda fleet, cell=setting_cell: str(cell(fleet.first))  # type: ignore[misc]
+        )
+        columns.append((head, cell))
+    speed = column(
+        "speed",
+        in_first_line(lambda fleet: f"{fleet.probe_ratio:.0%}"),
+        is_setting=True,
+        meaning="speed of a slow device in % of a fast one, as measured by a probe",
+    )
+    slow = column(
+        "slow",
+        in_first_line(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}"),
+        is_setting=True,
+        is_text=True,
+        meaning=f"how many of the {ranks} are slow",
+    )
+    return [*columns, speed, slow]
 
 
 def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:

@@ -378,7 +378,7 @@ def _panels_and_lines(
     """Return title of a panel -> its (line, point); and all lines in order."""
     rows = [point.row for point in points]
     names = varying(rows, figure.over)
-    combinations = {tuple(str(setting_of(row, name)) for name in names) for row in rows}
+    combinations = {_texts_of_settings(row, names) for row in rows}
     if len(combinations) <= _FEW_LINES:
         line_settings = names
     else:
@@ -395,3 +395,7 @@ def _panels_and_lines(
 
     lines = [line_name(row, line_settings, ranks) for row in sorted(rows, key=line_order)]
     return points_of_panel, list(dict.fromkeys(lines))
+
+
+def _texts_of_settings(row: ScaledRow, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(str(setting_of(row, name)) for name in names)
