@@ -101,7 +101,7 @@ def _has_nvls(text: str) -> bool | None:
     support, channels = _NVLS.search(text), _NVLS_CHANNELS.search(text)
     conditions = []
     if support:
-        # The group matches "not ".
+        # The group is "not " if NVLS is not available.
         conditions.append(support[1] is None)
     if channels:
         conditions.append(int(channels[1]) > 0)

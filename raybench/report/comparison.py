@@ -471,7 +471,11 @@ def _sort_key(row: ComparedPoint) -> tuple[Any, ...]:
 
 def change_percent(relative: float | None) -> str:
     """Return a relative change as `+2.13%` or `+12.3%`; "" for None."""
-    return "" if relative is None else f"{relative:+.{1 if abs(relative) >= 0.0995 else 2}%}"
+    if relative is None:
+        return ""
+    # With one digit, 9.95 % is written as 10.0 %.
+    digits = 1 if abs(relative) >= 0.0995 else 2
+    return f"{relative:+.{digits}%}"
 
 
 _TONES: dict[str, Tone] = {SLOWER: "alarm", FASTER: "good", UNCLEAR: "advice"}

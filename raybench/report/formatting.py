@@ -70,7 +70,8 @@ def interval_words(share: float) -> str:
     """Return half of an interval, as a share of its middle, for a sentence: `±2.9 %`."""
     if share >= 1:
         return "more than ±100 %"
-    return f"±{100 * share:.{1 if share >= 0.01 else 2}f} %"
+    digits = 1 if share >= 0.01 else 2
+    return f"±{100 * share:.{digits}f} %"
 
 
 T = TypeVar("T")
@@ -164,7 +165,10 @@ def _plus_minus(row: PointRow) -> str:
 
 def half_width(share: float) -> str:
     """Return half of an interval, relative to its middle: `±1.2%`, `±0.85%` or `±>100%`."""
-    return "±>100%" if share >= 1 else f"±{share:.{1 if share >= 0.01 else 2}%}"
+    if share >= 1:
+        return "±>100%"
+    digits = 1 if share >= 0.01 else 2
+    return f"±{share:.{digits}%}"
 
 
 def part(value_ms: float | None, unit: Unit) -> str:

@@ -222,6 +222,7 @@ def time_figure(data: ChartData) -> Figure | None:
 
 
 def _microseconds(row: ScaledRow) -> float | None:
+    """Return the step time in µs; None for a point without a bandwidth."""
     has_bandwidth = row.busbw_gb_s or row.memory_gb_s
     return (row.step_ms_p50 or 0.0) * 1000 if has_bandwidth else None
 
