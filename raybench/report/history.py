@@ -52,8 +52,8 @@ _MAX_CHARS = 20
 _MOST_POINTS = 40
 _LABEL_CHARS = 60
 _CHART_HEIGHT, _COLOR = 180, "var(--s1)"
-_LEVEL = "mean step time of the runs between two lasting changes"
-_CHANGE = "from the level before, in the first run of a new level"
+_LEVEL_MEANING = "mean step time of the runs between two lasting changes"
+_CHANGE_MEANING = "from the level before, in the first run of a new level"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,10 +190,13 @@ def _table_of_runs(rows: Series) -> Table:
         (run, lambda row: row.run_id),
         (ShownColumn(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         (
-            ShownColumn(title=f"level {unit.name}", meaning=_LEVEL),
+            ShownColumn(title=f"level {unit.name}", meaning=_LEVEL_MEANING),
             lambda row: formatting.time_in(unit, row.level_ms),
         ),
-        (ShownColumn(title="change", meaning=_CHANGE), lambda row: change_percent(row.step)),
+        (
+            ShownColumn(title="change", meaning=_CHANGE_MEANING),
+            lambda row: change_percent(row.step),
+        ),
     ]
     return make_table(rows, columns)
 
