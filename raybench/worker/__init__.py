@@ -1,20 +1,18 @@
 """The inside of a worker: one process that owns one device.
 
-Private parts of torch that raybench uses, each with the module and the reason; this is the only
-list of them. A new version of torch may change any of them without notice.
+Private parts of torch that raybench uses, each with the module and the reason. A new version of
+torch may change them without notice.
 
 worker:
 
 * `torch._dynamo.utils.counters` (state, workloads.base): says whether anything was compiled.
-  Resetting the compiler without need would import Inductor in each process.
-* `torch._inductor.async_compile` (state): ends the threads and processes that compiled, which
-  nothing public ends. Otherwise they would count as leftovers of the workload.
+* `torch._inductor.async_compile` (state): ends the threads and processes that compiled.
 * `get_config_copy` of the configurations of `torch._dynamo`, `torch._functorch`, `torch._inductor`
   and `torch.compiler` (state): reads all their settings at once.
-* `torch.autocast_increment_nesting`, not documented (state): says whether a workload left autocast.
-* `torch._C._cuda_clearCublasWorkspaces` (state, measure.profiling): frees memory that would be
-  taken for the workload's.
-* `torch.distributed.distributed_c10d._world` (process_group): has the groups of the workload.
+* `torch.autocast_increment_nesting` (state): says whether a workload left autocast.
+* `torch._C._cuda_clearCublasWorkspaces` (state, measure.profiling): frees memory that would count
+  as the workload's.
+* `torch.distributed.distributed_c10d._world` (process_group): lists the groups of the workload.
 * `torch.distributed.distributed_c10d._abort_process_group` (process_group): ends collectives of
   NCCL that wait for a rank which has failed. `destroy_process_group` would wait with them.
 

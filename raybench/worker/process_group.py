@@ -3,9 +3,8 @@
 Ranks meet in one TCP store for the whole run. The store lives in its own process, so it outlives
 any rank, and the system picks its port, so no other process can take the port first.
 
-NCCL reads the variables of its log only once, when it makes the first communicator. Later it logs
-INIT and NET while communicators are made and connected, which is before anything is timed. For one
-untimed step NCCL can be made to read the variables again and to log its algorithms.
+NCCL reads the variables of its log once, when it makes the first communicator. `NcclLog` makes NCCL
+log its connections, which are made before anything is timed, and its algorithms in an untimed step.
 """
 
 from __future__ import annotations
@@ -38,20 +37,21 @@ from raybench.records.environment import set_variables
 from raybench.records.task import GroupSpec, RankInfo, Task
 from raybench.workloads.scripts.running import TIMES_OF_COLLECTIVES
 
-# The driver's deadline ends a point, so torch's deadline comes a minute later.
+# torch's time limit is later than the driver's, because the driver must end a point first.
 _TIMEOUT_MARGIN_S = 60.0
-# Practically endless; the store counts milliseconds in 32 bits, so it takes no longer time.
-_LONG = timedelta(days=7)
-_LOOK_S = 0.02
+# Practically endless. The store counts milliseconds in 32 bits, so it refuses a much longer time.
+_ENDLESS = timedelta(days=7)
+_POLL_S = 0.02
 # The destructor of gloo's group waits for its threads without releasing the GIL. A thread whose
 # collective has just failed still needs the GIL, so give it time.
 _GLOO_QUIET_S = 0.05
 _FREE_TRIES, _FREE_WAIT_S = 20, 0.02
-# The values of a group's abort key.
+# The values of a group's abort key: a rank has failed, or all ranks have left.
 _BROKEN, _LEFT = "broken", "left"
 # A communicator of a thousand ranks may log this much; later bytes are not read.
-_MOST_LOG_BYTES = 4 * MIB
-_CONNECTIONS, _CHOICES = "INIT,NET", "TUNING"
+_MAX_LOG_BYTES = 4 * MIB
+# Subsystems of NCCL that log its connections, and its algorithms.
+_CONNECTION_LOGS, _CHOICE_LOGS = "INIT,NET", "TUNING"
 _c10d: Any = dist.distributed_c10d
 _world: Any = _c10d._world
 
@@ -63,34 +63,33 @@ class GroupGoneError(Exception):
 class ProcessGroup:
     """The process group of this worker, as torch's default group.
 
-    When a rank fails, its peers are stuck in a collective. Therefore a thread of each process waits
-    for a key of the store that ends the group.
+    When a rank fails, the other ranks are stuck in a collective. So a thread of each process waits
+    until the group's abort key is set in the store, and then ends the group.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._is_nccl = device, device.type == "cuda"
-        # The group that this rank has joined or is joining; None: no group.
+        # The group that this rank has joined or is joining.
         self._joined: GroupSpec | None = None
         # torch's process group of the joined group; None until it is formed.
         self._torch_group: dist.ProcessGroup | None = None
         # A client of the store in which the ranks of the joined group meet.
         self._store: TCPStore | None = None
-        # All groups that this rank has left, for any reason. It cannot join them again.
+        # Groups that this rank has left, for any reason, and cannot join again.
         self._left_groups: set[GroupSpec | None] = set()
         # The last group that another rank or the driver has broken.
         self._broken_group: GroupSpec | None = None
-        # Held while a group is formed, left or broken: another thread may break it meanwhile.
+        # Held while a group is formed, left or broken, because the waiting thread may break it.
         self._lock = threading.Lock()
-        self.nccl_file = NcclFile()
+        self.nccl_log = NcclLog()
 
     def join(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> None:
-        """Replace the current group by `group`, and set torchrun's variables. Collective.
+        """Make `group` the current group, and set torchrun's variables. Collective.
 
-        Does nothing if `group` is the current group. Otherwise the current group ends on all its
-        ranks.
+        A different current group ends on all its ranks.
 
         Args:
-            task: torch's time limit is a minute longer than the limit of this task.
+            task: its time limit plus a minute is torch's time limit.
             group: None for a point of one rank, which needs no group.
 
         Raises:
@@ -102,47 +101,48 @@ class ProcessGroup:
         if group == self._joined:
             return
         if self._joined is not None:
-            self._take_down(self._joined)  # the driver does not use this group any more
+            self._end_on_all_ranks(self._joined)  # the driver does not use this group any more
         if group is not None:
-            with self.nccl_file.record() if self._is_nccl else nullcontext():
+            with self.nccl_log.record() if self._is_nccl else nullcontext():
                 self._form(group, task, rank_info)
 
-    def free_buffers(self, held_bytes: Callable[[], int]) -> None:
-        """Wait until NCCL has freed the buffers of finished collectives. Collective.
+    def wait_for_free_buffers(self, held_bytes: Callable[[], int]) -> None:
+        """Wait up to 0.4 s until `held_bytes()` is 0 on all ranks. Collective.
 
-        Tries 20 times, 20 ms apart, until `held_bytes()` is 0 on all ranks. Buffers of collectives
-        for which the host never waited, as in DDP, stay until NCCL's watchdog has seen that they
-        have ended, and then until the next collective.
+        If the host has not waited for a collective, as in DDP, its buffers stay in use until NCCL's
+        watchdog has seen its end and another collective has begun.
         """
         if self._is_nccl and self._joined is not None:
-            for _ in range(_FREE_TRIES):  # counted, not timed: all ranks must stop together
+            # Each try is a collective, so all ranks must make the same number of tries.
+            for _ in range(_FREE_TRIES):
                 if not any_rank(held_bytes() > 0, self._device):
                     return
                 time.sleep(_FREE_WAIT_S)
 
     def is_broken(self, group: GroupSpec | None) -> bool:
-        """Return whether another rank or the driver has broken this group."""
+        """Return whether this rank has seen another rank or the driver break the group."""
         return group is not None and group == self._broken_group
 
     def _form(self, group: GroupSpec, task: Task, rank_info: RankInfo) -> None:
-        """Meet all ranks in the store and make the group torch's default group."""
+        """Wait for all ranks in the store, and form torch's default group."""
         timeout = timedelta(seconds=task.settings.timeout_s + _TIMEOUT_MARGIN_S)
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
         self._joined, self._store = group, store
         self._watch_for_end(group)
         # Poll, because a rank that waits inside torch cannot be stopped. On a timeout `store.wait`
         # would also log warnings and look up host names, which takes seconds without DNS.
-        all_here = f"{group.name}/all-here"
-        if store.add(f"{group.name}/here", 1) == rank_info.world_size:
-            store.set(all_here, "")
-        while not store.check([all_here]):
+        all_here_key = f"{group.name}/all-here"
+        ranks_here = store.add(f"{group.name}/here", 1)
+        if ranks_here == rank_info.world_size:
+            store.set(all_here_key, "")
+        while not store.check([all_here_key]):
             if self.is_broken(group):
                 raise GroupGoneError("a rank has failed on its way to it")
-            time.sleep(_LOOK_S)
-        times = TIMES_OF_COLLECTIVES if task.settings.hang_s is not None else {}
+            time.sleep(_POLL_S)
+        timing_variables = TIMES_OF_COLLECTIVES if task.settings.hang_s is not None else {}
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
-        with set_variables(times):
+        with set_variables(timing_variables):
             dist.init_process_group(
                 "nccl" if self._is_nccl else "gloo",
                 store=PrefixStore(group.name, store),
@@ -151,8 +151,8 @@ class ProcessGroup:
                 timeout=timeout,
             )
         with self._lock:
-            if self._joined != group:  # ended when there was nothing yet to take down
-                self._end()
+            if self._joined != group:  # ended by another thread before torch's group existed
+                self._end_torch_group()
                 raise GroupGoneError("it was ended while it was formed")
             self._torch_group = dist.group.WORLD
         align_ranks(self._device)
@@ -162,109 +162,113 @@ class ProcessGroup:
         with self._lock:
             if self._store is not None:
                 dist.destroy_process_group()
-                self._tell_others(_LEFT)
-                self._forget()
+                self._set_abort_key(_LEFT)
+                self._clear_joined()
 
     def take_down(self, timeout_s: float) -> bool:
-        """End the group; return whether the group and the device's work ended in time.
+        """End the group on all ranks; return whether it and the device's work ended in time.
 
-        Let the process end if the result is False. NCCL ends the group on all ranks, and running
-        collectives return garbage without an error. With gloo the collectives of the peers raise as
-        soon as no workload holds the group.
+        If the result is False, the process cannot be used any more. With NCCL, running collectives
+        return garbage without an error.
         """
         group = self._joined
         if group is None:
             return True
-        done: list[bool] = []
+        has_ended = threading.Event()
         # Keep torch's group alive until its threads are quiet, because its destructor would wait
         # for them with the GIL.
         held_groups = [self._torch_group]
 
         def end() -> None:
-            self._take_down(group)
-            gc.collect()  # a workload that holds the group may be part of a cycle
+            self._end_on_all_ranks(group)
+            # gloo's collectives on other ranks raise only when no workload holds the group.
+            gc.collect()
             if self._is_nccl:
                 torch.cuda.synchronize(self._device)
             else:
                 time.sleep(_GLOO_QUIET_S)
             held_groups.clear()
-            done.append(True)
+            has_ended.set()
 
         thread = threading.Thread(target=end, daemon=True)
         thread.start()
         thread.join(timeout_s)
-        return bool(done)
+        return has_ended.is_set()
 
     def check(self, workload: str) -> None:
-        """Raise UsageError if the workload has destroyed the process group: its ranks ran alone."""
+        """Raise UsageError if the workload has destroyed the process group."""
         if self._joined is not None and dist.group.WORLD is not self._torch_group:
             raise UsageError(
                 f"workload {workload} destroyed the process group, which is raybench's and kept "
                 "for the next points; leave dist.destroy_process_group() out of it"
             )
 
-    def drop_others(self) -> None:
-        """Destroy all groups of the workload and of raybench, except the joined group. Collective.
+    def destroy_extra_groups(self) -> None:
+        """Destroy all groups except the joined group. Collective.
 
-        At world size 1 a workload may have made a default group, which would keep the next point
-        from forming its own.
+        At world size 1, a default group of the workload would keep the next point from forming its
+        own.
         """
-        others = [group for group in _world.pg_names if group is not self._torch_group]
-        for group in reversed(others):
-            # A default group takes all other groups with it, so look again.
+        extra_groups = [group for group in _world.pg_names if group is not self._torch_group]
+        for group in reversed(extra_groups):
+            # Destroying a default group destroys all groups, so look again.
             if group in _world.pg_map:
                 dist.destroy_process_group(group)
 
     def _watch_for_end(self, group: GroupSpec) -> None:
-        """Start a thread that notes when the group is broken, and aborts NCCL's group then."""
-        # A separate client: a client that waits can do nothing else.
+        """Start a thread that notes when the group is broken, and then ends NCCL's group."""
+        # A client that waits can do nothing else, so the thread has its own.
         store = TCPStore(group.store_address, group.store_port, is_master=False)
 
         def wait() -> None:
             try:
-                store.wait([_abort_key(group)], _LONG)
+                store.wait([_abort_key(group)], _ENDLESS)
                 is_broken = store.get(_abort_key(group)) == _BROKEN.encode()
             except dist.DistError:
-                return  # the store is gone, and with it all signals
+                return  # the store has ended, so nobody can break the group any more
             with self._lock:
-                # A group of another spec means that this thread woke late.
+                # This rank may have left the group before this thread woke.
                 if not is_broken or group != self._joined:
                     return
                 self._broken_group = group
-            if self._is_nccl:  # gloo needs no abort: its collectives raise when a peer has gone
-                self._take_down(group)
+            if self._is_nccl:  # gloo's collectives raise by themselves when a rank has gone
+                self._end_on_all_ranks(group)
 
         threading.Thread(target=wait, name="raybench-abort", daemon=True).start()
 
-    def _take_down(self, group: GroupSpec) -> None:
-        """End the group on this rank, from any thread, and make the other ranks end it."""
+    def _end_on_all_ranks(self, group: GroupSpec) -> None:
+        """End the group on this rank, and make the other ranks end it. Thread-safe."""
         with self._lock:
             if self._store is None or self._joined != group:
                 return
-            self._tell_others(_BROKEN)  # first, so that all ranks end the group at the same time
-            self._end()
-            self._forget()
+            # Set the key first, so that all ranks end the group at the same time.
+            self._set_abort_key(_BROKEN)
+            self._end_torch_group()
+            self._clear_joined()
 
-    def _end(self) -> None:
+    def _end_torch_group(self) -> None:
         """End torch's default group without waiting for other ranks."""
-        if dist.is_initialized():
-            end = _c10d._abort_process_group if self._is_nccl else dist.destroy_process_group
-            end()
+        if not dist.is_initialized():
+            return
+        if self._is_nccl:
+            _c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
 
-    def _forget(self) -> None:
-        """Note that this rank has no group any more."""
+    def _clear_joined(self) -> None:
+        """Note that this rank has left its group."""
         self._left_groups.add(self._joined)
         self._joined = self._torch_group = self._store = None
 
-    def _tell_others(self, value: str) -> None:
-        """Set the abort key of the joined group, which wakes the threads of all ranks."""
+    def _set_abort_key(self, value: str) -> None:
+        """Set the abort key of the joined group, which wakes the waiting thread of each rank."""
         if self._store is not None and self._joined is not None:
-            with suppress(dist.DistError):  # the store is gone, and the waits have ended with it
+            with suppress(dist.DistError):  # the store has ended, and the threads with it
                 self._store.set(_abort_key(self._joined), value)
 
 
 def break_group(store: TCPStore, group: GroupSpec) -> None:
-    """Make all ranks of the group end it, without waiting for them."""
+    """Make all ranks of the group end it; do not wait for them."""
     store.set(_abort_key(group), _BROKEN)
 
 
@@ -273,10 +277,7 @@ def _abort_key(group: GroupSpec) -> str:
 
 
 def set_torchrun_variables(rank_info: RankInfo, group: GroupSpec | None) -> None:
-    """Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, as torchrun does.
-
-    MASTER_ADDR and MASTER_PORT are set too if there is a group.
-    """
+    """Set torchrun's environment variables; MASTER_ADDR and MASTER_PORT only for a group."""
     os.environ.update(
         RANK=str(rank_info.rank),
         WORLD_SIZE=str(rank_info.world_size),
@@ -289,9 +290,10 @@ def set_torchrun_variables(rank_info: RankInfo, group: GroupSpec | None) -> None
 
 
 def serve_store(address: str) -> TCPStore:
-    """Return a store that listens on this IP address only, on a port that the system picks.
+    """Return a new store that listens on this IP address only, on a free port.
 
-    The store lives as long as the object. Raises OSError if this host does not have the address.
+    Raises:
+        OSError: this host does not have the address.
     """
     # TCPStore's own listener would be open on every network of this host.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -305,12 +307,13 @@ def serve_store(address: str) -> TCPStore:
 def choose_interface(address: str) -> None:
     """Set GLOO_SOCKET_IFNAME, if it is unset, to the interface with this IPv4 address.
 
-    gloo would take the address of the host's name, which is often loopback (127.0.1.1). NCCL is
-    left alone: its choice is part of the measurement. Call this before a group is formed.
+    Call this before a group is formed.
 
     Args:
         address: address of this node in Ray, which all nodes can reach.
     """
+    # gloo would take the address of the host's name, which is often loopback (127.0.1.1). Leave
+    # NCCL alone, because its choice is part of the measurement.
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return
     for name, addresses in psutil.net_if_addrs().items():
@@ -320,44 +323,43 @@ def choose_interface(address: str) -> None:
             return
 
 
-def _find_read_again() -> Callable[[], object] | None:
+def _find_log_reset() -> Callable[[], object] | None:
     """Return a function that makes NCCL read its log's variables again; None if NCCL lacks it."""
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         # NCCL has this function for its own tests; some builds lack it.
-        reset_log, count_ranks = library.ncclResetDebugInit, library.ncclCommCount
+        reset_debug, count_ranks = library.ncclResetDebugInit, library.ncclCommCount
     except (OSError, AttributeError):
         return None
 
-    def read_again() -> None:
-        reset_log()
-        # NCCL reads the variables when it writes a line of the log, so make an invalid call, which
-        # writes a line.
+    def reset_log() -> None:
+        reset_debug()
+        # NCCL reads the variables when it writes a line of the log. This invalid call makes it
+        # write a line.
         count_ranks(None, ctypes.byref(ctypes.c_int()))
 
-    return read_again
+    return reset_log
 
 
-class NcclFile:
-    """The file in memory to which NCCL logs; unused if the user has set NCCL_DEBUG."""
+class NcclLog:
+    """NCCL's log, in a file in memory; unused if the user has set NCCL_DEBUG."""
 
     def __init__(
-        self, find_read_again: Callable[[], Callable[[], object] | None] = _find_read_again
+        self, find_log_reset: Callable[[], Callable[[], object] | None] = _find_log_reset
     ) -> None:
-        # Descriptor of the file; None until it is needed.
+        # Descriptor of the file; None until `record`.
         self._file: int | None = None
-        # Where the lines of the current group begin in the file.
+        # Byte at which the lines of the current group begin in the file.
         self._log_begin = 0
-        # Transports whose lines NCCL has deleted since `record`.
+        # Transports of the current group whose lines NCCL has deleted.
         self._earlier_routes: frozenset[str] = frozenset()
-        self._find_read_again = find_read_again
+        self._find_log_reset = find_log_reset
 
     @contextmanager
     def record(self) -> Iterator[None]:
         """Make NCCL log the connections of the group that is formed in the `with` block.
 
         The group must communicate in the block, and NCCL must not be used before the first block.
-        Child processes of a workload do not get the variables of the log.
         """
         self._earlier_routes = frozenset()
         if self._file is None and os.environ.get("NCCL_DEBUG"):
@@ -367,49 +369,49 @@ class NcclFile:
             # A file in memory leaves nothing behind, however the process ends.
             self._file = os.memfd_create("raybench-nccl")
         self._log_begin = os.fstat(self._file).st_size
-        # NCCL keeps the variables that it has read. If it has written a line, it has read them.
-        with set_variables({} if self._log_begin else _variables(self._file, _CONNECTIONS)):
+        # If NCCL has written a line, it has read its variables and keeps them.
+        variables = {} if self._log_begin else _log_variables(self._file, _CONNECTION_LOGS)
+        with set_variables(variables):
             yield
 
     def routes(self) -> tuple[str, ...]:
         """Return this rank's transports since `record`, such as `P2P/CUMEM`; () if unknown."""
         if self._file is None:
             return ()
-        log = parse(_read(self._file, self._log_begin))
+        log = parse(_read_lines(self._file, self._log_begin))
         return tuple(sorted(self._earlier_routes.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
         """Run a step; return what NCCL ran in it, as `AllReduce 4 B: RING LL, 2 channels`.
 
-        Only groups in which this rank is the first are listed. Return () if NCCL's log cannot be
-        read. Raise the error of the step.
+        Only groups in which this rank is the first are listed; () if NCCL's log cannot be read.
         """
-        read_again = self._find_read_again() if self._file is not None else None
-        if self._file is None or read_again is None:
+        reset_log = self._find_log_reset() if self._file is not None else None
+        if self._file is None or reset_log is None:
             step()
             return ()
         # NCCL truncates the file when it opens it again, so keep the transports read so far.
         self._earlier_routes, self._log_begin = frozenset(self.routes()), 0
-        file = os.memfd_create("raybench-nccl-choices")
+        choices_file = os.memfd_create("raybench-nccl-choices")
         try:
-            with set_variables(_variables(file, _CHOICES)):
-                read_again()
+            with set_variables(_log_variables(choices_file, _CHOICE_LOGS)):
+                reset_log()
             try:
                 step()
             finally:
-                with set_variables(_variables(self._file, _CONNECTIONS)):
-                    read_again()
-            return tuple(dict.fromkeys(choices(_read(file, 0))))
+                with set_variables(_log_variables(self._file, _CONNECTION_LOGS)):
+                    reset_log()
+            return tuple(dict.fromkeys(choices(_read_lines(choices_file, 0))))
         finally:
-            os.close(file)
+            os.close(choices_file)
 
 
-def _read(file: int, begin: int) -> list[str]:
+def _read_lines(file: int, begin: int) -> list[str]:
     size = os.fstat(file).st_size - begin
-    return os.pread(file, min(size, _MOST_LOG_BYTES), begin).decode(errors="replace").splitlines()
+    return os.pread(file, min(size, _MAX_LOG_BYTES), begin).decode(errors="replace").splitlines()
 
 
-def _variables(file: int, subsystems: str) -> dict[str, str]:
+def _log_variables(file: int, subsystems: str) -> dict[str, str]:
     """Return the variables that make NCCL log these subsystems to the file descriptor."""
     return {
         "NCCL_DEBUG": "INFO",

@@ -34,9 +34,11 @@ from raybench.conversion import MIB
 # How long threads or child processes may take to end.
 _GRACE_S = 0.5
 _POLL_S = 0.01
-_MOST_NAMES = 3
+# Most threads or processes that a message names.
+_MAX_NAMES = 3
 # torch's allocator reserves small blocks in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * MIB
+# Library -> (module or object, its attributes that are settings).
 _ATTRIBUTES = {
     "cuDNN": (backends.cudnn, ("enabled", "benchmark", "deterministic")),
     "cuBLAS": (
@@ -47,11 +49,11 @@ _ATTRIBUTES = {
             "allow_fp16_accumulation",
         ),
     ),
-    # The handler of the DataLoader is restored too. Its flag makes the DataLoader set it again.
+    # The DataLoader's signal handler is removed. This flag makes the DataLoader set it again.
     "DataLoader": (signal_handling, ("_SIGCHLD_handler_set",)),
 }
-# Ray and faulthandler handle these in C: Python can neither read nor restore their handlers.
-_CRASHES = {
+# Ray and faulthandler set these handlers in C, so Python can neither read nor restore them.
+_CRASH_SIGNALS = {
     signal.SIGABRT,
     signal.SIGBUS,
     signal.SIGFPE,
@@ -60,7 +62,7 @@ _CRASHES = {
     signal.SIGTRAP,
 }
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# torch._dynamo has loaded all four modules.
+# Importing torch._dynamo loads all four modules.
 _COMPILER_CONFIGS = (
     "torch._dynamo.config",
     "torch._functorch.config",
@@ -70,39 +72,42 @@ _COMPILER_CONFIGS = (
 
 
 class ProcessSetting(NamedTuple):
-    """A setting of the process or of the thread that calls these functions."""
+    """A setting of the process or of the current thread."""
 
     name: str
-    # Returns a value that compares equal as long as nothing has changed.
+    # Returns the value; two equal values mean that nothing has changed.
     read: Callable[[], Any]
-    # Sets such a value; may raise.
+    # Sets a value that `read` returned; may raise.
     write: Callable[[Any], object]
 
 
 def process_settings() -> Iterator[ProcessSetting]:
     """Yield the settings that `ProcessState.restore` restores, in the order of restoring."""
-    cuda, has_cache = backends.cuda, torch.is_autocast_cache_enabled
-    deterministic = torch.get_deterministic_debug_mode
+    cuda = backends.cuda
     yield from (
-        # Timers first: the signal of a timer may come while other settings are restored.
+        # Timers first: a timer may send its signal while other settings are restored.
         ProcessSetting("interval timer", _timers, _set_timers),
         ProcessSetting("signal handler", _signal_handlers, _set_signal_handlers),
         ProcessSetting("signal mask", _signal_mask, _set_signal_mask),
         ProcessSetting("environment", lambda: dict(os.environ), _set_environment),
         ProcessSetting("working directory", _working_directory, os.chdir),
-        # Set None instead of "cpu", which costs time in each call of torch.
         ProcessSetting(
             "default device",
+            # Set None instead of "cpu", which costs time in each call of torch.
             torch.get_default_device,
             lambda device: torch.set_default_device(None if device.type == "cpu" else device),
         ),
         ProcessSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
         ProcessSetting("number of threads", torch.get_num_threads, torch.set_num_threads),
         ProcessSetting(
-            "deterministic algorithms", deterministic, torch.set_deterministic_debug_mode
+            "deterministic algorithms",
+            torch.get_deterministic_debug_mode,
+            torch.set_deterministic_debug_mode,
         ),
         ProcessSetting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-        ProcessSetting("autocast cache", has_cache, torch.set_autocast_cache_enabled),
+        ProcessSetting(
+            "autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
+        ),
         ProcessSetting("autocast nesting", _autocast_nesting, _set_autocast_nesting),
         ProcessSetting("flash attention", cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
         ProcessSetting("math attention", cuda.math_sdp_enabled, cuda.enable_math_sdp),
@@ -114,11 +119,16 @@ def process_settings() -> Iterator[ProcessSetting]:
         ),
     )
     for kind in ("cpu", "cuda"):
-        for name, get, put in (
-            ("autocast", torch.is_autocast_enabled, torch.set_autocast_enabled),
-            ("autocast dtype", torch.get_autocast_dtype, torch.set_autocast_dtype),
-        ):
-            yield ProcessSetting(f"{name} on {kind}", partial(get, kind), partial(put, kind))
+        yield ProcessSetting(
+            f"autocast on {kind}",
+            partial(torch.is_autocast_enabled, kind),
+            partial(torch.set_autocast_enabled, kind),
+        )
+        yield ProcessSetting(
+            f"autocast dtype on {kind}",
+            partial(torch.get_autocast_dtype, kind),
+            partial(torch.set_autocast_dtype, kind),
+        )
     for library, (owner, names) in _ATTRIBUTES.items():
         for name in names:
             read, write = partial(getattr, owner, name), partial(setattr, owner, name)
@@ -129,15 +139,15 @@ def process_settings() -> Iterator[ProcessSetting]:
 
 
 def _timers() -> list[tuple[bool, float]]:
-    """Return for each interval timer whether it runs, and the seconds after which it repeats."""
+    """Return (whether the timer runs, its interval in seconds) for each interval timer."""
     times_s = map(signal.getitimer, _TIMERS)
-    return [(left_s > 0, interval_s) for left_s, interval_s in times_s]
+    return [(remaining_s > 0, interval_s) for remaining_s, interval_s in times_s]
 
 
-def _set_timers(before: list[tuple[bool, float]]) -> None:
-    """Stop timers that were started, and give other timers their interval back."""
-    for timer, now, (was_running, interval_s) in zip(_TIMERS, _timers(), before, strict=True):
-        if now != (was_running, interval_s):
+def _set_timers(saved: list[tuple[bool, float]]) -> None:
+    for timer, current, saved_timer in zip(_TIMERS, _timers(), saved, strict=True):
+        if current != saved_timer:
+            _, interval_s = saved_timer  # an interval of 0 stops the timer
             signal.setitimer(timer, interval_s, interval_s)
 
 
@@ -146,30 +156,31 @@ def _signal_handlers() -> dict[int, Any]:
     return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
 
-def _set_signal_handlers(before: dict[int, Any]) -> None:
-    for number, handler in before.items():
-        is_in_c = handler is None or number in _CRASHES
+def _set_signal_handlers(saved: dict[int, Any]) -> None:
+    for number, handler in saved.items():
+        is_in_c = handler is None or number in _CRASH_SIGNALS
         if not is_in_c and signal.getsignal(number) != handler:
             signal.signal(number, handler)
 
 
 def _signal_mask() -> set[int]:
+    # Blocking no further signal returns the mask unchanged.
     return signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def _set_signal_mask(before: set[int]) -> None:
-    """Block exactly these signals in this thread."""
-    # A pending signal that is unblocked would arrive now. Ignoring a signal discards it.
-    for number in signal.sigpending() - before:
+def _set_signal_mask(blocked: set[int]) -> None:
+    """Block exactly these signals in this thread, and discard pending ones that are unblocked."""
+    for number in signal.sigpending() - blocked:
+        # Ignoring a signal for a moment discards it.
         handler = signal.signal(number, signal.SIG_IGN)
         signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _set_environment(before: dict[str, str]) -> None:
-    for name in os.environ.keys() - before.keys():
+def _set_environment(saved: dict[str, str]) -> None:
+    for name in os.environ.keys() - saved.keys():
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(saved)
 
 
 def _working_directory() -> str | None:
@@ -181,21 +192,22 @@ def _working_directory() -> str | None:
 
 
 def _autocast_nesting() -> int:
+    # torch returns the depth only when it changes it.
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
 
-def _set_autocast_nesting(before: int) -> None:
-    while _autocast_nesting() > before:
+def _set_autocast_nesting(depth: int) -> None:
+    while _autocast_nesting() > depth:
         torch.autocast_decrement_nesting()
     # Autocast drops its copies of weights only when the outermost block ends.
     torch.clear_autocast_cache()
 
 
-def _set_config(config: Any, before: dict[str, Any]) -> None:
-    now = config.get_config_copy()
-    for key, value in before.items():
-        if now[key] != value:
+def _set_config(config: Any, saved: dict[str, Any]) -> None:
+    current = config.get_config_copy()
+    for key, value in saved.items():
+        if current[key] != value:
             setattr(config, key, value)
 
 
@@ -210,51 +222,50 @@ class ProcessState:
     """Settings and device memory at construction; threads and children at the last `begin`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._before = [(setting, setting.read()) for setting in process_settings()]
+        self._saved_settings = [(setting, setting.read()) for setting in process_settings()]
         self._device = device
         self._reserved_bytes = self._release_memory()
         self.begin()
 
     def begin(self) -> None:
         """Note the current threads and child processes; call this before each workload."""
-        self._threads, self._children = _threads(), _children()
+        self._threads, self._children = _workload_threads(), _child_pids()
 
     def restore(self) -> tuple[str, ...]:
-        """Restore settings and forget compiled code; return what the workload left behind.
+        """Restore settings and drop compiled code; return what the workload left behind.
 
-        Call this on the thread of the workload, after the workload was closed and dropped. Waits up
-        to 0.5 s for threads to end, then up to 0.5 s for child processes.
+        Call this on the thread of the workload, after the workload was closed and dropped.
 
         Returns:
-            A noun phrase for each leftover: a setting that cannot be restored, threads, processes,
-                memory.
+            A noun phrase for each leftover: a setting that cannot be restored, and threads,
+                processes and memory that remain after about 1 s.
         """
-        _forget_compiled_code()
+        _drop_compiled_code()
         # Collect first: a context manager that the collector ends restores its own settings.
         gc.collect()
         leftovers = []
-        for setting, before in self._before:
-            if setting.read() != before:  # write only then: some writes cost time, or warn
+        for setting, saved_value in self._saved_settings:
+            # Write changed settings only: some writes cost time, or warn.
+            if setting.read() != saved_value:
                 with suppress(OSError, RuntimeError, TypeError, ValueError):
-                    setting.write(before)
-                if setting.read() != before:
+                    setting.write(saved_value)
+                if setting.read() != saved_value:
                     leftovers.append(f"a changed {setting.name}")
-        _end_monitor_of_tqdm()
-        leftovers += _describe_remaining(
-            "running thread", "running threads", lambda: _threads() - self._threads
+        _end_tqdm_monitor()
+        leftovers += _wait_for_end(
+            "running thread", "running threads", lambda: _workload_threads() - self._threads
         )
-        leftovers += _describe_remaining(
-            "child process", "child processes", lambda: _children() - self._children
+        leftovers += _wait_for_end(
+            "child process", "child processes", lambda: _child_pids() - self._children
         )
         if held_bytes := self.held_bytes():
             leftovers.append(f"{held_bytes / MIB:,.0f} MiB of device memory")
         return tuple(leftovers)
 
     def held_bytes(self) -> int:
-        """Return the bytes that torch reserves beyond the construction of this object.
+        """Return the bytes that torch reserves now and did not reserve at construction.
 
-        Waits for the device and frees cached memory first. Up to 2 MiB count as 0; on a CPU the
-        result is 0. Raises the error of a failed device.
+        Waits for the device and frees cached memory first. Up to 2 MiB count as 0. 0 on a CPU.
         """
         held_bytes = self._release_memory() - self._reserved_bytes
         return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0
@@ -266,37 +277,37 @@ class ProcessState:
         torch.cuda.synchronize(self._device)
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-        # Reserved, not allocated: the next workload cannot use the pool of a living CUDA graph.
+        # Count reserved memory: the pool of a living CUDA graph is not allocated, but is in use.
         return torch.cuda.memory_reserved(self._device)
 
 
-def _end_monitor_of_tqdm() -> None:
-    """End the thread that the first progress bar of tqdm starts, also in torch.compile."""
+def _end_tqdm_monitor() -> None:
+    """End the thread that tqdm's first progress bar starts; torch.compile uses tqdm too."""
     bars: Any = sys.modules.get("tqdm.std")
     if bars is not None and (monitor := bars.tqdm.monitor) is not None:
         monitor.exit()
         bars.tqdm.monitor = None  # the next bar starts another monitor
 
 
-def _describe_remaining(
-    singular: str, plural: str, remaining: Callable[[], set[Any]]
+def _wait_for_end(
+    singular: str, plural: str, find_running: Callable[[], set[Any]]
 ) -> Iterator[str]:
     """Wait up to 0.5 s for threads or processes to end; yield a phrase if some still run."""
     deadline_s = time.monotonic() + _GRACE_S
-    while (running := remaining()) and time.monotonic() < deadline_s:
+    while (running := find_running()) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-    if names := sorted(map(_name, running)):
-        shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    if names := sorted(map(_leftover_name, running)):
+        shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
         yield f"{len(names)} {singular if len(names) == 1 else plural} ({shown})"
 
 
-def _forget_compiled_code() -> None:
+def _drop_compiled_code() -> None:
     """Drop compiled code, and end the threads and processes that compiled it.
 
-    Otherwise torch.compile silently runs a function uncompiled after it was compiled for 8 shapes
-    in this process (`torch._dynamo.config.recompile_limit`).
+    torch.compile runs a function uncompiled once a process has compiled it for 8 shapes
+    (`torch._dynamo.config.recompile_limit`).
     """
-    # Skip the reset if nothing was compiled: with CUDA it imports 600 modules of Inductor.
+    # Skip the reset if nothing was compiled: with CUDA, it imports 600 modules of Inductor.
     if not torch._dynamo.utils.counters["frames"]:
         return
     torch.compiler.reset()
@@ -305,18 +316,19 @@ def _forget_compiled_code() -> None:
     if compile_module is None:
         return
     compile_module.shutdown_compile_workers()
-    threads = compile_module.AsyncCompile.pool
-    if threads.cache_info().currsize:
-        threads().shutdown()
-        threads.cache_clear()
+    # `pool` is a cached function; an empty cache means that the pool was never made.
+    thread_pool = compile_module.AsyncCompile.pool
+    if thread_pool.cache_info().currsize:
+        thread_pool().shutdown()
+        thread_pool.cache_clear()
 
 
-def _threads() -> set[threading.Thread]:
+def _workload_threads() -> set[threading.Thread]:
     """Return the Python threads that a workload may have started."""
     threads = set()
     for thread in threading.enumerate():
-        # A timer thread of torch's compiler sleeps for half a minute after its processes have
-        # ended. raybench's own thread watches the process group.
+        # Leave out raybench's own threads, and torch's compiler, which has a timer thread that
+        # sleeps for half a minute after the compiler has ended.
         target = getattr(thread, "_target", None) or type(thread)
         module = str(getattr(target, "__module__", ""))
         is_expected = module.startswith(("torch._inductor.", "raybench."))
@@ -326,29 +338,29 @@ def _threads() -> set[threading.Thread]:
     return threads
 
 
-def _children() -> set[int]:
+def _child_pids() -> set[int]:
     """Return the ids of living child processes, without multiprocessing's helpers."""
     helpers = {
         forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
     }
-    # Processes that a fork server started are not children of this process.
-    remote = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+    # The parent of these processes may be a fork server, so the kernel does not list them below.
+    forked = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
     # psutil would look at all processes of the host, which takes 6 ms instead of 0.3 ms.
     direct: set[int] = set()
-    for thread in Path("/proc/self/task").glob("*/children"):
+    for children_file in Path("/proc/self/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            direct.update(int(pid) for pid in thread.read_text(encoding="ascii").split())
-    children = set()
-    for pid in (direct | remote) - helpers:
+            direct.update(map(int, children_file.read_text(encoding="ascii").split()))
+    living = set()
+    for pid in (direct | forked) - helpers:
         with suppress(psutil.Error):
-            # A zombie has ended, although nobody has waited for it.
+            # A zombie has ended, although its parent has not waited for it.
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                children.add(pid)
-    return children
+                living.add(pid)
+    return living
 
 
-def _name(leftover: threading.Thread | int) -> str:
+def _leftover_name(leftover: threading.Thread | int) -> str:
     """Return the name of a thread or a process; "ended" for a process that has ended."""
     if isinstance(leftover, threading.Thread):
         return leftover.name

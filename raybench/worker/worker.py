@@ -65,7 +65,7 @@ from raybench.workloads.scripts.running import ScriptPart
 
 _STDERR = 2
 _TAKE_DOWN_TIMEOUT_S = 2.0
-_CHOICES_OF_NCCL = ("NCCL_ALGO", "NCCL_PROTO")
+_NCCL_CHOICE_VARIABLES = ("NCCL_ALGO", "NCCL_PROTO")
 
 
 class Worker:
@@ -90,17 +90,17 @@ class Worker:
         self._is_new = True
         self._part: Part | None = None
         preload()
-        # Sleeps until somebody asks which rank hangs.
+        # The thread sleeps until the node's agent asks which rank hangs.
         self._responder = responder.of_this_process()
         self._responder.serve()
         self._enter_device()
         torch.zeros(1, device=self._device)
         if kind == "cuda":
-            # torch chooses the order of its attention kernels once in a process, and the order is
-            # part of the key of compiled code (`attention.use_kernel`).
+            # torch orders its attention kernels once in a process, and compiled code depends on the
+            # order, so this must happen before any compilation.
             tokens = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=self._device)
             choose_kernel("auto", tokens)
-        _freeze()
+        _freeze_live_objects()
         self._counters = Counters(self._device)
         self._state = ProcessState(self._device)
 
@@ -108,24 +108,23 @@ class Worker:
         """Return the device of this worker with its host and versions; call it before `run`.
 
         Args:
-            address: address of the node in Ray, at which the ranks of scripts meet.
+            address: IP address of the node in Ray; scripts listen on it.
         """
         self._enter_device()
         self._address = address
         return describe_device(self._device, self._index, node_id=node_id, address=address)
 
     def run(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> RankAnswer:
-        """Run the point as this rank, clean up and return the answer.
+        """Run the point as this rank, clean up and return the answer. Collective.
 
-        Collective: every rank of `group` must call it. A group that differs from the previous
-        point's group replaces it on all ranks. Whatever the workload or a peer raises is returned
-        as a Failure. After an answer that is not `worker_reusable` the worker must not run again.
-        At the time limit the stack is written to stderr and the point goes on.
+        At the time limit the stack is written to stderr, and the point goes on.
 
         Args:
-            task: the point.
-            rank_info: this rank.
             group: process group to use; None for a point of one rank.
+
+        Returns:
+            A Failure for any error of the workload or of another rank. Unless `worker_reusable`,
+                the worker must not run again.
         """
         faulthandler.dump_traceback_later(task.settings.timeout_s, file=_STDERR)
         self._began_s = time.monotonic()
@@ -143,50 +142,51 @@ class Worker:
             self._is_new = False
 
     def leave(self) -> None:
-        """Leave the group. Collective: all its ranks must be alive and idle, and call it too."""
+        """Leave the process group. Collective: all its ranks must be alive and idle."""
         self._group.leave()
 
     def _run(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> RankAnswer:
-        """Run the point and clean up; errors of the workload become a Failure."""
+        """Run the point and clean up; any exception becomes a Failure."""
         answer: RankAnswer
-        is_gone = has_ended = False
+        is_group_gone = has_script_ended = False
         try:
             self._enter_device()
             self._load_workload(task, rank_info)
             self._state.begin()
-            self._time_products(task)
+            self._time_matrix_products(task)
             answer = self._measure(task, rank_info, group)
-            has_ended = self._has_ended()
+            has_script_ended = self._has_script_ended()
         except PartFailedError as error:
-            answer = _explain_variables(replace(error.failure, rank=rank_info.rank), task.point)
+            answer = _explain_nccl_choice(replace(error.failure, rank=rank_info.rank), task.point)
         except BaseException as error:  # a workload may raise anything
-            answer = _explain_variables(_failure(error, rank_info), task.point)
-            is_gone, has_ended = isinstance(error, GroupGoneError), self._has_ended()
-        if is_gone or self._group.is_broken(group):
+            answer = _explain_nccl_choice(_failure_of(error, rank_info), task.point)
+            is_group_gone = isinstance(error, GroupGoneError)
+            has_script_ended = self._has_script_ended()
+        if is_group_gone or self._group.is_broken(group):
             # Replace the answer: after another rank has failed, this rank may measure garbage.
             cause, message = Cause.PEER_FAILED, "another rank failed"
             # The other ranks may have failed because this rank's script ended.
-            if has_ended:
+            if has_script_ended:
                 cause, message = Cause.SCRIPT_ENDED, "the script ended by itself before the others"
             rank, reusable = rank_info.rank, answer.worker_reusable
             answer = Failure.of(cause, rank=rank, message=message, worker_reusable=reusable)
         if isinstance(answer, Failure) and not (
             answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
         ):
-            # Do not clean up: it may wait for lost peers.
+            # Do not clean up: cleaning up may wait for lost ranks.
             return replace(answer, worker_reusable=False)
         return self._clean_up(answer, rank_info)
 
-    def _has_ended(self) -> bool:
+    def _has_script_ended(self) -> bool:
         return self._part is not None and self._part.has_ended
 
     def _clean_up(self, answer: RankAnswer, rank_info: RankInfo) -> RankAnswer:
-        """Restore the process; if the workload left something behind, it cannot be reused."""
+        """Restore the process and return the answer, with what the workload left behind."""
         try:
-            self._group.drop_others()
+            self._group.destroy_extra_groups()
             leftovers = self._state.restore()
         except Exception as error:
-            return replace(_failure(error, rank_info), worker_reusable=False)
+            return replace(_failure_of(error, rank_info), worker_reusable=False)
         if not leftovers:
             return answer
         if isinstance(answer, Measurement):
@@ -194,17 +194,17 @@ class Worker:
             answer = replace(answer, doubts=(*answer.doubts, doubt))
         return replace(answer, worker_reusable=False)
 
-    def _time_products(self, task: Task) -> None:
-        """Time large matrix products in the precisions of the plan, each once in a process."""
+    def _time_matrix_products(self, task: Task) -> None:
+        """Time large matrix products in each precision that this process has not timed yet."""
         if task.precisions is None:
             return
-        # All precisions before the first point: between two points the products would heat the
+        # Time all precisions before the first point: between two points the products would heat the
         # device, and its clocks would be limited in the second point.
         precisions = dict.fromkeys((*task.precisions, task.point.precision))
         untimed = [precision for precision in precisions if precision not in self._gemm_tflops]
         self._gemm_tflops |= tflops_sustained(self._device, untimed)
         if untimed:
-            self._note_rest()
+            self._update_rested_counters()
 
     def _enter_device(self) -> None:
         # Every method must call this: the current CUDA device belongs to the thread, and an actor
@@ -213,28 +213,27 @@ class Worker:
             torch.cuda.set_device(self._device)
 
     def _load_workload(self, task: Task, rank_info: RankInfo) -> None:
-        """Load the workload's module; check variables and code of this process."""
+        """Load the workload; raise UsageError if variables or code differ from the driver's."""
         workload = task.point.workload
-        # The settings that a module makes on import must stay: it is executed only once, so later
-        # points would lack them.
+        # Settings that a module makes on import must outlast the point, because the module is
+        # executed only once. So take them into the state that is restored after each point.
         if workload not in self._code:
             set_torchrun_variables(rank_info, None)
             registry.load_workload(workload)
             self._state = ProcessState(self._device)
             self._state.begin()
-            _freeze()
+            _freeze_live_objects()
             # Hash now: the file may change after it is loaded.
             self._code[workload] = code_here(task.code) if task.code else None
-        # Check that this process has the variables and the code that the driver expects.
         for name, value in task.worker_environment.items():
             if os.environ.get(name) != value:
                 raise UsageError(f"env: this process was not started with {name}={value}")
-        loaded = self._code[workload]
+        loaded_code = self._code[workload]
         if task.code and task.code.script:
-            loaded = code_here(task.code)  # a script is read anew for each point
-        if task.code is None or loaded is None or loaded == task.code:
+            loaded_code = code_here(task.code)  # each point reads its script from the file
+        if task.code is None or loaded_code is None or loaded_code == task.code:
             return
-        files = differing(task.code.workload, loaded.workload) or ["raybench's own"]
+        files = differing(task.code.workload, loaded_code.workload) or ["raybench's own"]
         raise UsageError(
             f"the code on {socket.gethostname()} is not that of the run: {', '.join(files)} "
             "differs; let all nodes have the same files, and leave them alone while a sweep runs"
@@ -246,7 +245,7 @@ class Worker:
         self._group.join(task, rank_info, group)
         point = task.point
         part = self._part = self._make_part(task, rank_info, group)
-        done = phases.measure(
+        measurement = phases.measure(
             part.build,
             part.context,
             task.settings,
@@ -254,36 +253,36 @@ class Worker:
                 began_s=began_s, rested=self._rested, in_block=self._responder.blocks.running
             ),
             profile=task.profile,
-            nccl_choices=self._group.nccl_file.choices,
+            nccl_choices=self._group.nccl_log.choices,
         )
-        self._note_rest()
-        doubts = (*part.doubts, *done.doubts, *precision_doubts(point.precision, self._device))
+        self._update_rested_counters()
+        precision_problems = precision_doubts(point.precision, self._device)
         self._group.check(point.workload)
-        # Undo the settings of the workload: raybench's own work follows.
-        self._group.drop_others()
+        # Undo the settings of the workload before its operations are counted.
+        self._group.destroy_extra_groups()
         self._state.restore()
         self._group.join(task, rank_info, group)
-        self._group.free_buffers(self._state.held_bytes)
+        self._group.wait_for_free_buffers(self._state.held_bytes)
         apply_precision(point.precision)
-        counted = self._count_flops(done, part, group)
+        counted = self._count_flops(measurement, part, group)
         return replace(
-            done,
+            measurement,
             # The ranks that share an uneven step may be numbered differently.
             rank=rank_info.rank,
             share=part.share,
-            # The first step of a process of its own is part of its set-up.
+            # A script runs in a process of its own, whose cold start belongs to its set-up.
             is_of_new_process=None if part.has_own_process else self._is_new,
             flops_per_step=counted.flops,
-            breakdown=_with_method(done.breakdown, counted.method),
-            doubts=doubts,
-            transports=self._group.nccl_file.routes() if group else (),
+            breakdown=_with_flops_method(measurement.breakdown, counted.method),
+            doubts=(*part.doubts, *measurement.doubts, *precision_problems),
+            transports=self._group.nccl_log.routes() if group else (),
             gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).
-            worker_reusable=done.profile is None,
+            worker_reusable=measurement.profile is None,
         )
 
     def _make_part(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> Part:
-        """Return this rank's part of the step: of a script, an uneven step or an even step."""
+        """Return this rank's part of the step, for a script, an uneven step or an even step."""
         point = task.point
         context = Context(
             device=self._device,
@@ -296,7 +295,7 @@ class Worker:
         )
         workload_class: Any = as_workload(registry.load_workload(point.workload))
 
-        def make(context: Context, params: Parameters) -> Workload:
+        def make_workload(context: Context, params: Parameters) -> Workload:
             # Every repeat begins with the same precision and random numbers.
             apply_precision(point.precision)
             state.seed_all(task.seed)
@@ -305,7 +304,7 @@ class Worker:
 
         if task.is_script:
             apply_precision(point.precision)
-            # The script writes its own stack at the time limit; this process only waits.
+            # The process of the script writes its own stack at the time limit.
             faulthandler.cancel_dump_traceback_later()
             return ScriptPart(
                 context,
@@ -315,30 +314,32 @@ class Worker:
                 deadline_s=self._began_s + task.settings.timeout_s,
             )
         if point.is_uneven:
-            return share_out(make, context, point, group, self._group_probes)
+            return share_out(make_workload, context, point, group, self._group_probes)
         params = tuple(point.params.items())
         kind = StepKind(workload=point.workload, params=params, batch_size=point.batch_size)
-        return WorkloadPart(make=make, context=context, kind=kind)
+        return WorkloadPart(make=make_workload, context=context, kind=kind)
 
-    def _count_flops(self, done: Measurement, part: Part, group: GroupSpec | None) -> Counted:
+    def _count_flops(
+        self, measurement: Measurement, part: Part, group: GroupSpec | None
+    ) -> Counted:
         """Return the floating-point operations of a step, and how they were counted."""
-        if done.flops_per_step is not None:
-            return Counted(flops=done.flops_per_step, method="declared by the workload")
-        if done.items_per_step == 0:
+        if measurement.flops_per_step is not None:
+            return Counted(flops=measurement.flops_per_step, method="declared by the workload")
+        if measurement.items_per_step == 0:
             return Counted(flops=None, method="none: the rank has no share of the step")
-        if done.message_bytes is not None:
+        if measurement.message_bytes is not None:
             return Counted(flops=None, method="none: a collective is no arithmetic")
         if part.kind is None:
             return Counted(flops=None, method="unknown: operations of a script are not counted")
-        # A workload may communicate while it is counted, so either all its ranks must count or all
-        # must use an earlier count. Therefore the group belongs to the key.
+        # Counting may communicate, so either all ranks must count or all must use an earlier count.
+        # Therefore the group belongs to the key.
         key = (group, part.kind)
         if key not in self._flops:
             workload_class = as_workload(registry.load_workload(part.kind.workload))
             self._flops[key] = step_flops(workload_class, dict(part.kind.params), part.context)
         return self._flops[key]
 
-    def _note_rest(self) -> None:
+    def _update_rested_counters(self) -> None:
         """Read the device's counters; keep the last reading if no clock was limited since."""
         now, last = self._counters.read(), self._rested
         if now is None or last is None or now.limited_s != last.limited_s:
@@ -346,32 +347,32 @@ class Worker:
 
 
 def preload() -> None:
-    """Load what a Worker needs before it has a device; also called by each Worker."""
+    """Load the modules and hashes that every Worker needs, before there is a device."""
     load_decisions()
     # Hash now: the files may change after they are loaded.
     raybench_sha256()
-    _freeze()
+    _freeze_live_objects()
 
 
-def _freeze() -> None:
-    # Later garbage collections skip the objects of today, and take 0.1 ms instead of 130 ms.
+def _freeze_live_objects() -> None:
+    # Later garbage collections skip these objects, and take 0.1 ms instead of 130 ms.
     gc.collect()
     gc.freeze()
 
 
-def _with_method(breakdown: Breakdown | None, method: str) -> Breakdown | None:
+def _with_flops_method(breakdown: Breakdown | None, method: str) -> Breakdown | None:
     """Return the breakdown with the method by which floating-point operations were counted."""
     if breakdown is None:
         return None
     return replace(breakdown, methods={**breakdown.methods, "flops_per_step": method})
 
 
-def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
-    """Return the error as texts: an exception may not survive pickling, and it holds memory."""
+def _failure_of(error: BaseException, rank_info: RankInfo) -> Failure:
+    """Describe the error in texts: an exception may not survive pickling, and it holds memory."""
     is_out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and mentions(error, *OUT_OF_MEMORY_PHRASES)
     )
-    # The cause says why a module cannot be imported.
+    # If a module cannot be imported, the cause of the UsageError has the reason.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
     location = place_among(frames_of(error)) or place_among(frames_of(cause))
     return Failure(
@@ -387,10 +388,9 @@ def _failure(error: BaseException, rank_info: RankInfo) -> Failure:
     )
 
 
-def _explain_variables(failure: Failure, point: Point) -> Failure:
-    """Add a hint if NCCL rejects an algorithm or a protocol that the job's variables select."""
-    # Only a hint: NCCL's "invalid usage" may have other reasons.
-    chosen = [f"{name}={point.env[name]}" for name in _CHOICES_OF_NCCL if name in point.env]
+def _explain_nccl_choice(failure: Failure, point: Point) -> Failure:
+    """Add a hint if NCCL seems to reject an algorithm or a protocol that the job selects."""
+    chosen = [f"{name}={point.env[name]}" for name in _NCCL_CHOICE_VARIABLES if name in point.env]
     if not chosen or "invalid usage" not in failure.message:
         return failure
     note = (
