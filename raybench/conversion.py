@@ -1,8 +1,8 @@
-"""Factors between units, each defined once; `NS_PER_MS` nanoseconds are a millisecond."""
+"""Factors between units: a millisecond has `NS_PER_MS` nanoseconds."""
 
 from __future__ import annotations
 
-# Times and energies are floats, as they are divided by.
+# Floats, because times and energies are divided by them.
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
 MS_PER_S = 1e3
@@ -12,7 +12,7 @@ MJ_PER_J = 1e3
 BYTES_PER_GB = 1e9
 FLOP_PER_TFLOP = 1e12
 
-# Binary and whole, as sizes of buffers are.
+# Binary, as sizes of buffers are given.
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30

@@ -10,8 +10,8 @@ RaybenchError
 Errors of click and missing packages exit with 2, Ctrl-C with 130. Any other exception is a bug of
 raybench and exits with 4. Every class takes one string, so that instances can be pickled.
 
-The functions describe any exception and never raise: an exception of a workload may have a
-`__str__` or `__getattr__` that raises, invalid notes, or a text of 10 MB.
+The functions never raise, although an exception of a workload may have a `__str__` or `__getattr__`
+that raises, invalid notes, or a text of 10 MB.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import TypeAlias
 
 # File, line and function.
 Frame: TypeAlias = tuple[str, int, str]
-# How the CPU allocator, cuBLAS and NCCL say so: they have no exception class for it.
+# The CPU allocator, cuBLAS and NCCL report it by these words only, not by an exception class.
 OUT_OF_MEMORY_PHRASES = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
 _PACKAGE = f"{Path(__file__).parent}/"
 
 
 class RaybenchError(Exception):
-    """An error whose text is meant for the user: where, the rule, the value, what to do."""
+    """An error whose text tells the user where, the rule, the value and what to do."""
 
     exit_code = 4
 
@@ -69,20 +69,20 @@ DETAIL_CHARACTERS = 4000
 
 
 def message_of(error: BaseException) -> str:
-    """Return the first line of the error's text and of each note, joined by "; ".
+    """Return the first line of the error's text and of each note, joined by "; ", shortened.
 
-    An error without a text gives `TypeName: no message`. At most 2,000 characters.
+    An error without a text gives `TypeName: no message`.
     """
-    texts: list[str] = []
+    notes: list[str] = []
     with suppress(Exception):
         if isinstance(error.__notes__, list):
-            texts = [note for note in error.__notes__ if isinstance(note, str)]
-    lines = [_first_line(_text(error)) or brief(error), *filter(None, map(_first_line, texts))]
+            notes = [note for note in error.__notes__ if isinstance(note, str)]
+    lines = [_first_line(_text(error)) or brief(error), *filter(None, map(_first_line, notes))]
     return shorten("; ".join(lines), MESSAGE_CHARACTERS)
 
 
 def brief(error: BaseException) -> str:
-    """Return `TypeName: first line of its text`, at most 2,000 characters."""
+    """Return the type and the first line of the text, as `TypeName: text`, shortened."""
     text = _first_line(_text(error)) or "no message"
     return shorten(f"{type(error).__name__}: {text}", MESSAGE_CHARACTERS)
 
@@ -97,21 +97,20 @@ def traceback_of(error: BaseException) -> str:
 
 def frames_of(error: BaseException) -> list[Frame]:
     """Return the frames of the traceback, the innermost last."""
-    walked = traceback.walk_tb(error.__traceback__)
-    return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked]
-
-
-def place_among(frames: Iterable[Frame]) -> str:
-    """Return the last frame in a file of the user as `net.py:60 in step`, or "".
-
-    Files of raybench, of Python and of installed packages are not files of the user.
-    """
-    in_user_files = [
-        f"{PurePath(path).name}:{line} in {function}"
-        for path, line, function in frames
-        if not path.startswith(("<", _PACKAGE)) and "/lib/python3" not in path
+    return [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    return in_user_files[-1] if in_user_files else ""
+
+
+def last_user_frame(frames: Iterable[Frame]) -> str:
+    """Return the last frame in a file of the user as `net.py:60 in step`, or ""."""
+    location = ""
+    for path, line, function in frames:
+        # Skip raybench, and under /lib/python3… Python itself and installed packages.
+        if not path.startswith(("<", _PACKAGE)) and "/lib/python3" not in path:
+            location = f"{PurePath(path).name}:{line} in {function}"
+    return location
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -132,10 +131,10 @@ def how_to_install(extra: str) -> str:
 
 
 def shorten(text: str, characters: int) -> str:
-    """Return the text, or its start and a mark of the original length, `characters` in all.
+    """Return the text; if it is too long, its start and a mark with the original length.
 
     Args:
-        characters: more than the length of the mark.
+        characters: largest length of the result; more than the length of the mark.
     """
     if len(text) <= characters:
         return text
@@ -144,7 +143,11 @@ def shorten(text: str, characters: int) -> str:
 
 
 def shorten_start(text: str, characters: int) -> str:
-    """Return the text, or a mark of the original length and its end, `characters` in all."""
+    """Return the text; if it is too long, a mark with the original length and the text's end.
+
+    Args:
+        characters: largest length of the result; more than the length of the mark.
+    """
     if len(text) <= characters:
         return text
     mark = f"[cut: {len(text):,} characters] ..."
@@ -152,7 +155,7 @@ def shorten_start(text: str, characters: int) -> str:
 
 
 def _text(error: BaseException) -> str:
-    """Return str(error); "" if its `__str__` raises."""
+    """Return str(error); "" if `__str__` raises."""
     try:
         text = str(error)
     except BaseException:

@@ -19,11 +19,11 @@ class Device:
     node_id: Annotated[str, Column("", "node")]
     host: Annotated[str, Column("", "host name")]
     address: Annotated[str, Column("", "IP address")]
-    # Label of the cluster; empty if it has none.
+    # Ray's label of the node; empty if the node has no label.
     rack: Annotated[str, Column("", "of the node, by its label; empty: none")] = ""
-    # As torch counts with CUDA_DEVICE_ORDER=PCI_BUS_ID; for a CPU worker its number on the node.
+    # torch's index with CUDA_DEVICE_ORDER=PCI_BUS_ID; for a CPU worker its number on the node.
     index: Annotated[int, Column("", "on its node, in PCI order")]
-    # Distinct for workers that do not share a device; "node/process id" on a CPU.
+    # Of the GPU; for a CPU worker "node/process id".
     uuid: Annotated[str, Column("", "identity")]
     name: Annotated[str, Column("", "model")]
     pci_bus_id: Annotated[str | None, Column("", "PCI id")] = None
@@ -36,7 +36,7 @@ class Device:
     power_cap_default_w: Annotated[float | None, Column("W", "as delivered")] = None
     topology: Annotated[str | None, Column("", "links to the other devices")] = None
     temperature_c: Annotated[float | None, Column("degC", "GPU temperature at the start")] = None
-    # Empty if unknown.
+    # Empty if no clock is limited, or if unknown.
     throttle_reasons: Annotated[
         tuple[str, ...], Column("", "why clocks are limited at the start")
     ] = ()
@@ -47,9 +47,9 @@ class Device:
     pcie_link: Annotated[str | None, Column("", "PCIe link at the start")] = None
     pcie_link_max: Annotated[str | None, Column("", "widest PCIe link")] = None
     numa_node: Annotated[int | None, Column("", "nearest")] = None
-    # Processes with memory on this device before any worker of this run.
+    # Processes that had memory on this device before the first worker of this run.
     other_processes: Annotated[int | None, Column("", "using the device before")] = None
-    # Space in the folder for temporary files.
+    # Free space in the folder for temporary files.
     disk_free_bytes: Annotated[int | None, Column("bytes", "temporary files")] = None
     shm_free_bytes: Annotated[int | None, Column("bytes", "/dev/shm")] = None
     process_id: Annotated[int, Column("", "of the worker")]

@@ -1,7 +1,6 @@
 """State and findings of devices, and the file of `--devices` that names them.
 
-A GPU is named by its UUID. A CPU worker is named by its host and number, such as `alpha:0`: workers
-of one host share its processors and can replace each other.
+A GPU is named by its UUID, a CPU worker by its host and number, such as `alpha:0`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from raybench.errors import UsageError
 from raybench.records.device import Device, DeviceKind
 from raybench.records.metrics import Column
 
-_GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_WORKER = re.compile(r"(?P<host>[^\s:#/]+):(?P<number>0|[1-9][0-9]{0,5})")
-_SHOWN = 60
-# `Device.topology`: active NVLinks, then the level at which each other device is reached.
+_GPU_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CPU_WORKER = re.compile(r"(?P<host>[^\s:#/]+):(?P<number>0|[1-9][0-9]{0,5})")
+_MAX_QUOTED_CHARACTERS = 60
+# Parts of `Device.topology`, such as `NVLink x12, 1:NV, 2:SYS`.
 _NVLINKS = re.compile(r"NVLink x(\d+)")
 _LEVEL = re.compile(r"(\d+):(\w+)")
 
@@ -32,9 +31,9 @@ _LEVEL = re.compile(r"(\d+):(\w+)")
 class Topology:
     """How a device reaches the other devices of its node."""
 
-    # Active NVLinks; None if NVML did not answer.
+    # Number of active NVLinks; None if unknown.
     nvlinks: int | None = None
-    # Key: index of the other device. Value: "NV" for NVLink, else a level of `nvidia-smi topo -m`.
+    # Index of the other device -> "NV" for NVLink, else a level of `nvidia-smi topo -m`.
     levels: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -57,7 +56,7 @@ class NvLink:
 
     link: int
     is_active: bool
-    # Keys: "crc", "replay", "recovery"; kinds that NVML does not count are missing.
+    # Keys are "crc", "replay" and "recovery", if NVML counts them.
     errors: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -66,21 +65,21 @@ class DeviceFacts:
     """State and error counters of one device at one moment; unknown values are None."""
 
     device: Device
-    # Time of reading, by the monotonic clock of the host.
+    # Monotonic clock of the host.
     read_s: float
     # Why a GPU could not be read; empty if it was read.
     unread: str = ""
-    # Memory that the driver reserves does not count as free.
+    # Without memory that the driver reserves.
     memory_free_bytes: int | None = None
-    # Uncorrected errors of the memory since the driver was loaded.
+    # Uncorrected memory errors since the driver was loaded.
     ecc_errors: int | None = None
-    # Rows of memory that were replaced after errors.
+    # Memory rows that were replaced after errors.
     remapped_rows: int | None = None
-    # A row is replaced at the next reset.
+    # Whether the next reset replaces a row.
     is_remap_pending: bool | None = None
-    # No spare row was left.
+    # Whether a row could not be replaced, because no spare row was left.
     is_remap_failed: bool | None = None
-    # For older GPUs, which have no spare rows.
+    # Only older GPUs, which have no spare rows, retire pages.
     retired_pages: int | None = None
     is_retirement_pending: bool | None = None
     # Packets that were sent again over PCIe since the driver was loaded.
@@ -88,13 +87,13 @@ class DeviceFacts:
     pcie_lanes: int | None = None
     pcie_lanes_max: int | None = None
     nvlinks: tuple[NvLink, ...] | None = None
-    # For NVSwitch: "not started", "in progress" or "completed".
+    # Of NVSwitch: "not started", "in progress" or "completed".
     fabric_state: str | None = None
     # Faults that the fabric manager reports.
     fabric_faults: tuple[str, ...] = ()
-    # Xids in the kernel's log, oldest first; None if the log may not be read.
+    # Xids in the kernel's log, oldest first; None if the log cannot be read.
     kernel_xids: tuple[int, ...] | None = None
-    # Xids since `xids_watched_since_s`; NVML does not know earlier ones.
+    # Xids since `xids_watched_since_s`.
     new_xids: tuple[int, ...] | None = None
     xids_watched_since_s: float | None = None
 
@@ -122,17 +121,17 @@ class DeviceSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceList:
-    """The names of devices, and the place that names them."""
+    """The device names of a `--devices` file."""
 
     names: tuple[str, ...]
-    # Option and file that name the devices, for messages.
+    # Option and file, for messages.
     source: str
 
     def cpu_workers(self) -> Mapping[str, int]:
-        """Return how many CPU workers each host must have: its highest number + 1."""
+        """Return host -> number of CPU workers that it must have: the highest number + 1."""
         counts: Counter[str] = Counter()
         for name in self.names:
-            if match := _WORKER.fullmatch(name):
+            if match := _CPU_WORKER.fullmatch(name):
                 counts[match["host"]] = max(counts[match["host"]], int(match["number"]) + 1)
         return counts
 
@@ -140,7 +139,7 @@ class DeviceList:
 def read_device_list(path: Path) -> DeviceList:
     """Return the devices that a file names, one a line.
 
-    Blank lines, repetitions and text after `#` are skipped. Named devices need not exist.
+    Blank lines, repetitions and text after `#` are skipped.
 
     Raises:
         UsageError: the file cannot be read, names no device, or has an invalid line.
@@ -150,16 +149,17 @@ def read_device_list(path: Path) -> DeviceList:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text in UTF-8"
         raise UsageError(f"--devices {path}: {reason}") from None
-    names: dict[str, int] = {}
+    names: dict[str, None] = {}
     for number, line in enumerate(lines, 1):
-        names.setdefault(line.partition("#")[0].strip(), number)
-    names.pop("", None)
-    for name, number in names.items():
-        if not (_GPU.fullmatch(name) or _WORKER.fullmatch(name)):
+        name = line.partition("#")[0].strip()
+        if not name:
+            continue
+        if not (_GPU_UUID.fullmatch(name) or _CPU_WORKER.fullmatch(name)):
             raise UsageError(
                 f"{path}:{number}: expected the UUID of a GPU, as `nvidia-smi -L` lists it, or "
-                f"HOST:NUMBER of a CPU worker, got {name[:_SHOWN]!r}"
+                f"HOST:NUMBER of a CPU worker, got {name[:_MAX_QUOTED_CHARACTERS]!r}"
             )
+        names[name] = None
     if not names:
         raise UsageError(f"--devices {path}: names no device; give one a line")
     return DeviceList(names=tuple(names), source=f"--devices {path}")
@@ -182,7 +182,7 @@ def write_device_list(path: Path, devices: Iterable[Device], comment: str) -> No
 
 
 def check_list_writable(path: Path) -> None:
-    """Create the file if it does not exist, to find out early that it cannot be written.
+    """Create the file if it does not exist, so that an error shows before the run.
 
     Raises:
         UsageError: the file cannot be written.
@@ -193,7 +193,7 @@ def check_list_writable(path: Path) -> None:
 
 @contextmanager
 def _report_unwritable(path: Path) -> Iterator[None]:
-    """Turn an OSError inside the `with` block into a UsageError that names `path`."""
+    """Turn an OSError in the `with` block into a UsageError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -266,9 +266,9 @@ class Finding:
     test: Annotated[str, Column("", "what was read")]
     stage: Annotated[Stage, Column("", "tests that it is one of")]
     subject: Subject
-    # For all subjects together: the number of passes.
+    # For findings about all subjects together: the number of passes.
     passes: Annotated[int, Column("", "in which it was read")]
-    # In `unit`; None if no pass has a value.
+    # None if no pass has a value.
     value: Annotated[float | None, Column("", "median of the passes; null: did not run")] = None
     unit: Annotated[str, Column("", "of value")] = ""
     expected: Annotated[str, Column("", "what it was compared with")] = ""
@@ -280,7 +280,7 @@ class Finding:
     # One sentence; empty if healthy.
     reason: Annotated[str, Column("", "why it is not healthy")] = ""
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""
-    # Subject that makes this subject slow; empty if this subject is slow itself, or if unknown.
+    # Name of the subject that makes this subject slow; empty if there is none, or if unknown.
     culprit: Annotated[str, Column("", "what it is slow because of; empty: itself")] = ""
     action: Annotated[Action | None, Column("", "replace, reset, setting or watch")] = None
     # One command a line.
@@ -288,5 +288,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether a smaller value is better: all units but rates ("/s")."""
+    """Return whether a smaller value is better, as for all units but rates ("/s")."""
     return not unit.endswith("/s")

@@ -1,4 +1,4 @@
-"""Why a number is doubtful or missing, as data; `raybench.report.words` has the words."""
+"""Why a number is doubtful or missing, as data; `report/words/doubts.py` has the words."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import Self
 
 
 class Harm(IntEnum):
-    """What a doubt can do to a number, the worst first."""
+    """What a doubt says about a number, the worst first."""
 
-    # The number belongs to other work than the job asked for.
+    # The step did other work than the job asked for.
     WRONG = 0
     # Something outside the job changed the number by an unknown amount.
     DISTURBED = 1
     # The number is right and contains a loss, which is the value of the doubt.
     SLOWED = 2
-    # The number is right, but something that belongs to it was not measured.
+    # The number is right, but a related number was not measured.
     INCOMPLETE = 3
     # The number may differ in another run, by about the value of the doubt.
     IMPRECISE = 4
 
 
 class DoubtKind(StrEnum):
-    """What is doubtful about a point; the tables hold the value."""
+    """What is doubtful about a point."""
 
-    # Letter in the tables of a report; empty for none.
+    # Letter in the tables of a report; may be empty.
     mark: str
     harm: Harm
-    # Unit of value and limit; empty if they have none. A share is a fraction of 1.
+    # Unit of value and limit; may be empty. A share is a fraction of 1.
     unit: str
-    # Whether reports count points with different subjects, such as different neighbours, as one
-    # doubt.
+    # Whether a report merges doubts of points with different subjects, such as different
+    # neighbours.
     is_one_for_all: bool
 
     IMPOSSIBLE = "impossible", "", Harm.WRONG, ""
@@ -91,18 +91,18 @@ class Doubt:
     """One reason to doubt a number."""
 
     kind: DoubtKind
-    # In the unit of the kind; None if the kind has no value, or it is unknown.
+    # In the unit of the kind; None if the kind has no value, or if the value is unknown.
     value: float | None = None
     # The threshold for this doubt, or the value that was asked for.
     limit: float | None = None
-    # Rank, host, process, column or reason that the doubt is about; empty: the point.
+    # Rank, host, process, column or reason that the doubt is about; empty for the point itself.
     subject: str = ""
 
     @property
     def excess(self) -> float:
         """How far the value is beyond the limit; larger is worse."""
         value = self.value or 0.0
-        # The limit is the number of cores, so the value alone says how bad it is.
+        # The limit is the number of cores, which is no threshold.
         if self.kind is DoubtKind.BUSY_CORES:
             return value
         # Less time or fewer steps are worse, and these kinds have no limit.
@@ -122,9 +122,9 @@ def worst_of_each(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
 
 
 class NotMeasured(StrEnum):
-    """Why a column of a point is null; the tables hold the value."""
+    """Why a column of a point is null."""
 
-    # The quantity does not exist for such a point, so nothing is unknown.
+    # Whether the quantity does not exist for such a point, so that nothing is unknown.
     does_not_apply: bool
 
     COMMUNICATION = "communication", True
@@ -159,7 +159,7 @@ class NotMeasured(StrEnum):
 
 
 class NotComparedKind(StrEnum):
-    """Why a point that is ok has no speed-up."""
+    """Why a point with status ok has no speed-up."""
 
     NO_BASELINE = "no_baseline"
     NO_BASELINE_POINT = "no_baseline_point"
@@ -182,7 +182,8 @@ class NotCompared:
     kind: NotComparedKind
     # Settings, a device, a status, limits of clocks, or point ids, depending on the kind.
     subject: str = ""
-    # SM clocks in MHz if they differ, or the number of points that match the baseline.
+    # CLOCKS_DIFFER: SM clocks in MHz of the point and of its baseline. SEVERAL_BASELINES: their
+    # number.
     value: float | None = None
     of_baseline: float | None = None
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from raybench.version import __version__
 
-# The newest minor version of torch that the tests have run with.
+# The newest minor version of torch that the tests have used.
 _TESTED_TORCH = (2, 13)
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow")
 _PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_", "NVIDIA_TF32_")
 
 
 def package_versions() -> dict[str, str]:
-    """Return the installed versions of raybench, python, torch, ray, numpy and pyarrow, by name."""
+    """Return name -> version of raybench, python, torch, ray, numpy and pyarrow, if installed."""
     versions = {"raybench": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
@@ -29,7 +29,7 @@ def package_versions() -> dict[str, str]:
 
 
 def warn_of_torch(versions: Mapping[str, str]) -> str | None:
-    """Return a warning if torch is newer than the version that was tested; None otherwise."""
+    """Return a warning if torch is newer than the newest tested version, else None."""
     minor = tuple(map(int, re.findall(r"\d+", versions.get("torch", ""))[:2]))
     if minor <= _TESTED_TORCH:
         return None
@@ -45,19 +45,19 @@ def variables_that_matter() -> dict[str, str]:
 @contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables inside the `with` block, and restore them after it."""
-    before = {name: os.environ.get(name) for name in variables}
+    saved = {name: os.environ.get(name) for name in variables}
     os.environ |= variables
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in saved.items():
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return HEAD, with "+changes" if a tracked file differs; None without a commit."""
+    """Return the hash of HEAD, with "+changes" if a tracked file differs; None if git fails."""
     command = ["git", "describe", "--always", "--abbrev=64", "--exclude=*", "--dirty=+changes"]
     try:
         return subprocess.check_output(
@@ -70,20 +70,18 @@ def git_commit(folder: Path) -> str | None:
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many hardware threads the affinity and the cgroup's quota let this process use.
 
-    Nested cgroups are not read.
-
     Args:
         root: root of the file system, for tests.
     """
     cores, folder = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup"
-    # The files of version 2 of cgroups, and of version 1.
+    # The files of cgroups version 2 and of version 1, which has the period in another file.
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
         try:
-            content = (folder / name).read_text(encoding="ascii").split()
-            period = content[1:] or [(folder / "cpu/cpu.cfs_period_us").read_text("ascii")]
-            quota_us, period_us = int(content[0]), int(period[0])
-        except (OSError, ValueError, IndexError):
-            continue  # `max`, or no such cgroup
+            quota, *period = (folder / name).read_text(encoding="ascii").split()
+            period = period or [(folder / "cpu/cpu.cfs_period_us").read_text("ascii")]
+            quota_us, period_us = int(quota), int(period[0])
+        except (OSError, ValueError):
+            continue  # no quota (`max`), or no such cgroup
         if quota_us > 0 and period_us > 0:
             cores = min(cores, quota_us // period_us)
     return max(1, cores)

@@ -13,20 +13,20 @@ class HangCause(StrEnum):
 
     DIED = "died"
     STOPPED = "stopped"
-    # It waits in code of its own, while others wait for it in a collective.
+    # The rank sleeps in the user's code, while other ranks wait for it in a collective.
     SLEEPS = "sleeps"
     WAITS_FOR_LOCK = "waits_for_lock"
     WAITS_FOR_DATA = "waits_for_data"
-    # It is elsewhere, while others wait for it in a collective.
+    # The rank is not in the collective in which other ranks wait.
     NOT_ENTERED = "not_entered"
-    # It has left out a collective that the others have entered, and entered a later one.
+    # The rank is in a later collective than the other ranks.
     SKIPPED = "skipped"
     OTHER_COLLECTIVE = "other_collective"
     OTHER_SIZE = "other_size"
     OTHER_TYPE = "other_type"
-    # It waits for its device, or has entered the collective, which its device has not begun.
+    # The rank waits for its device, or its device has not begun the collective.
     DEVICE_BUSY = "device_busy"
-    # All ranks have entered the collective, which does not end: the network or a device.
+    # All ranks are in the same collective, which does not end: the network or a device hangs.
     NOT_FINISHED = "not_finished"
     UNKNOWN = "unknown"
 
@@ -36,7 +36,7 @@ class RecorderState(StrEnum):
 
     ON = "on"
     OFF = "off"
-    # The process did not answer: it is stopped, or C code keeps the interpreter lock.
+    # The process is stopped, or C code holds the GIL.
     NO_ANSWER = "no_answer"
     NO_RESPONDER = "no_responder"
 
@@ -46,24 +46,24 @@ class HangVerdict:
     """Which rank hangs, and why."""
 
     cause: HangCause
-    # This and the next four fields are None if no single rank is to blame.
+    # The rank, its host, device and process are None if no single rank is to blame.
     rank: int | None = None
     host: str | None = None
     device_kind: DeviceKind | None = None
     device_index: int | None = None
-    # The process that runs the rank: the script's process, if there is a script.
+    # For a script, the process of the script.
     pid: int | None = None
     # Other ranks with the same evidence.
     also: tuple[int, ...] = ()
     # The collective in which other ranks wait; None if unknown.
     collective: str | None = None
-    # Number of the collective among the calls of its group.
+    # Sequence number of the collective in its group.
     number: int | None = None
     # Where the rank is in the user's code, as `train.py:88`; None without a stack.
     line: str | None = None
     waiting_ranks: tuple[int, ...] = ()
-    # Where the ranks called different collectives: what this rank called, and the others, as
-    # `all_reduce of 4096 float`.
+    # If the ranks called different collectives: the call of this rank and the call of the other
+    # ranks, as `all_reduce of 4096 float`.
     called: str | None = None
     expected: str | None = None
     # Worst state of the recorders of all ranks.

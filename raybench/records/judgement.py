@@ -1,4 +1,4 @@
-"""Why a health check judges a subject as it does; `report/words/health.py` has the words."""
+"""Reasons for the verdicts of a health check, as data; `report/words/health.py` has the words."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal, Self
 from raybench.records.devices import SubjectKind
 from raybench.records.status import Status
 
-# What a problem means for its subject:
-# fault: the subject is wrong.
-# disputed: subjects differ, and it is unknown which subject is wrong.
-# failed: the test has no result, though the subject may be healthy.
+# Meaning of a problem for its subject:
+# fault: the subject is broken.
+# disputed: subjects differ, and it is unknown which subject is broken.
+# failed: the test has no result; the subject may be healthy.
 # not read: the test has no result because of another subject or program.
 Effect = Literal["fault", "disputed", "failed", "not read"]
 
 
 class ProblemKind(StrEnum):
-    """What is wrong with a subject in one pass. Comments name the fields that `Problem` has."""
+    """What is wrong with a subject in one pass. Comments name the fields that are set."""
 
     effect: Effect
 
@@ -80,7 +80,7 @@ class LinkErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What is wrong with a subject in one pass; the comments of `ProblemKind` list the fields."""
+    """What is wrong with a subject in one pass; `ProblemKind` says which fields a kind has."""
 
     kind: ProblemKind
     value: int = 0
@@ -88,7 +88,7 @@ class Problem:
     numbers: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
     status: Status | None = None
-    # An error message, or what the driver says.
+    # Text of an error, or of the driver.
     detail: str = ""
     link_errors: tuple[LinkErrors, ...] = ()
 
@@ -99,18 +99,18 @@ class Problem:
 
 
 class ReasonKind(StrEnum):
-    """What supports a verdict. Comments name the fields that `Reason` has."""
+    """What supports a verdict. Comments name the fields that are set."""
 
     # The driver does not report the fact.
     NOT_REPORTED = "not_reported"
     NOT_READ = "not_read"
-    # problems. If the test ran in other passes: value: failed passes, limit: all passes.
+    # problems; and if some passes had a result, value: failed passes, limit: all passes.
     PROBLEMS = "problems"
     # value: time over the time of similar subjects, or over the usual time.
     SLOWER_THAN_PEERS = "slower_than_peers"
     SLOWER_THAN_USUAL = "slower_than_usual"
     ALL_SLOW = "all_slow"
-    # model, placement; value: by the datasheet, in unit; None if that is unknown.
+    # model, placement, unit. value: of the datasheet; None if unknown.
     NOTHING_KNOWN = "nothing_known"
     # model.
     NO_FIGURES = "no_figures"
@@ -122,11 +122,11 @@ class ReasonKind(StrEnum):
     SLOW_PATH = "slow_path"
     # value: ms that other ranks wait for this rank. limit: ms of the step.
     LATE = "late"
-    # Evidence. value: passes.
+    # The kinds below are evidence, not reasons. value: passes.
     IN_EACH_PASS = "in_each_pass"
-    # value: standard deviation of the others, as a share.
+    # value: relative standard deviation of the other subjects.
     SPREAD = "spread"
-    # value: slow subjects. limit: the others.
+    # value: slow subjects. limit: other subjects.
     ONE_OF_SLOW = "one_of_slow"
     NONE_STANDS_OUT = "none_stands_out"
     # names: what the other programs did.
@@ -135,7 +135,7 @@ class ReasonKind(StrEnum):
     ONE_ILL_ALONE = "one_ill_alone"
     # names: of the partners.
     PARTNERS = "partners"
-    # value: ms that the rank waits for the latest one.
+    # value: ms that the rank waits for the last rank.
     WAITS = "waits"
     SLOW_ALONE = "slow_alone"
     SLOW_LINK = "slow_link"
@@ -147,7 +147,7 @@ Blame = Literal["path", "path or end"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """A reason for a verdict, or evidence for it; the comments of `ReasonKind` list the fields."""
+    """A reason for a verdict, or evidence; `ReasonKind` says which fields a kind has."""
 
     kind: ReasonKind
     value: float | None = None
@@ -194,7 +194,7 @@ Expected = PeerValue | ValueRange
 
 
 class CommandKind(StrEnum):
-    """A command that a health check proposes. Comments name the fields that `Command` has."""
+    """A command that a health check proposes. Comments name the fields that are set."""
 
     # uuid, host.
     RESET_GPU = "reset_gpu"

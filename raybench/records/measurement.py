@@ -1,4 +1,4 @@
-"""What a rank answers for a point: its measurement, or why it has none."""
+"""The answer of a rank for a point: a measurement or a failure."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Samples:
     With inner loops, an entry is the mean of the steps of one loop.
     """
 
-    # Time since this rank began the point; for a script, since its process began.
+    # Begin of the iteration since this rank began the point; for a script, since its process began.
     start_ns: tuple[int, ...] = ()
-    # Time by CUDA events on a GPU, by the host's clock on a CPU.
+    # Duration by CUDA events on a GPU, by the host's clock on a CPU.
     step_ns: tuple[int, ...] = ()
-    # Time until the host has issued the iteration; equals `step_ns` on a CPU.
+    # Duration until the host has issued the iteration; equals `step_ns` on a CPU.
     host_ns: tuple[int, ...] = ()
     # Host time in each named part of the step, such as {"data": ...}.
     part_ns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    # Whether the clocks were limited in its block of steps; empty if unknown.
+    # Whether clocks were limited in the block of the iteration; empty if unknown.
     throttled: tuple[bool, ...] = ()
 
 
@@ -35,38 +35,38 @@ class Samples:
 class Repetition:
     """One build of the workload, warmed up and timed."""
 
-    # Single steps, then timed samples that were dropped because the step time drifted.
+    # Warm-up steps, then timed samples that were dropped because the step time drifted.
     warmup: Samples
     timed: Samples
     # Steps in each timed sample.
     inner_iterations: int = 1
     # Warm-up steps until torch.compile stopped compiling; 0 if it compiled nothing.
     compiling_steps: int = 0
-    # Whether the step time stayed at one level; None: too few steps to tell.
+    # Whether the step time stayed at one level; None after too few steps.
     settled: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionTime:
-    """Time per step in one region of the step, the median over instrumented steps."""
+    """Time in one named region of the step, the median over instrumented steps."""
 
     name: str
     # Largest number of calls in a step.
     calls: int
     ms: float
-    # Relative to the step.
+    # `ms` relative to the step.
     share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one rank sends in a step by one kind of collective."""
+    """Data that one rank sends in a step by one kind of collective."""
 
     kind: str
-    # Size of the groups.
+    # Size of the process groups.
     ranks: int
     calls: int
-    # For all calls, as nccl-tests counts.
+    # Sum over all calls, as nccl-tests counts.
     message_bytes: int
     # `message_bytes` times the busbw factor of nccl-tests.
     bus_bytes: float
@@ -74,14 +74,14 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakParts:
-    """What the memory of a rank consists of at its peak, as the allocator of torch counts."""
+    """Parts of a rank's memory at its peak, as torch's allocator counts."""
 
-    # With buffers.
+    # Parameters and buffers of the model.
     parameters_bytes: int
     # Gradients that exist at the peak.
     gradients_bytes: int
     optimizer_bytes: int
-    # The rest of what the step adds, temporary memory included.
+    # All other memory that the step adds, temporary memory included.
     activations_bytes: int
     # Data, buckets, workspaces.
     other_bytes: int
@@ -89,7 +89,7 @@ class PeakParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WallTimes:
-    """A step by the host's clock, in ms; each step begins on an idle device."""
+    """Duration of a step by the host's clock; the step begins on an idle device."""
 
     # Until the host has issued the step.
     unsynced_ms: float
@@ -99,21 +99,21 @@ class WallTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the step of a rank goes, from steps that run after the timed steps.
+    """The parts of a rank's step, measured in extra steps after the timed steps.
 
     With inner loops, an entry of `local_ms` and `hooked_ms` is the mean of a loop; `comm_ms` and
     `tail_ms` have an entry for each step.
     """
 
-    # Steps without communication, in two blocks: before and after the queued steps.
+    # Durations of steps without communication, in two blocks: before and after the queued steps.
     local_ms: tuple[tuple[float, ...], ...] = ()
-    # Median time on the device of a local step that was queued beforehand.
+    # Median duration on the device of a queued step: the host issued it before it began.
     device_ms: float | None = None
-    # Median time of the optimizer in such a step.
+    # Median time of the optimizer in a queued step.
     optimizer_ms: float | None = None
-    # Steps in which communication was timed.
+    # Durations of hooked steps, in which communication was timed.
     hooked_ms: tuple[float, ...] = ()
-    # Time in collectives in each hooked step, waits for peers included.
+    # Time in collectives in each hooked step, waits for other ranks included.
     comm_ms: tuple[float, ...] = ()
     # Time from the last gradient to the end of the last collective, in each hooked step.
     tail_ms: tuple[float, ...] = ()
@@ -123,7 +123,7 @@ class Breakdown:
     regions: tuple[RegionTime, ...] = ()
     # None on a CPU, or if unknown.
     wall: WallTimes | None = None
-    # How each column and region was measured.
+    # Column or region -> how it was measured.
     methods: Mapping[str, str] = field(default_factory=dict)
     not_measured: Mapping[str, NotMeasured] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
@@ -133,7 +133,7 @@ class Breakdown:
 class ModuleTime:
     """Time per step in one module of the model, its children included."""
 
-    # As in `named_modules`.
+    # Name in `named_modules`.
     name: Annotated[str, Column("", "name in the model", name="module")]
     kind: Annotated[str, Column("", "class")]
     calls: Annotated[int, Column("", "per step")]
@@ -144,7 +144,7 @@ class ModuleTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What `--profile` adds."""
+    """A trace and the times of the modules, which `--profile` adds to a measurement."""
 
     # Chrome trace JSON, compressed by gzip.
     trace: bytes
@@ -155,33 +155,32 @@ class Profile:
 class RankShare:
     """A rank's share of an uneven step, and the probe of its device."""
 
-    # Samples of a step; 0 if the rank does nothing.
+    # Samples in a step; 0 if the rank does nothing.
     items: int
-    # Intercept and inverse slope of the line through the steps of the probe.
+    # Step time of the probe is `fixed_ms` + items / `items_per_s`.
     fixed_ms: float
     items_per_s: float
-    # Share of its speed that emulation leaves; None: not slowed.
+    # Speed of a device that is slowed for emulation, relative to its full speed; None: full speed.
     slow_ratio: float | None
-    # What the exchange of gradients adds to a step of equal shares. If a rank has no items, only
-    # fast ranks exchange gradients.
+    # Time that the exchange of gradients adds to a step of equal shares.
     exchange_ms: float
-    # Longest step of a rank alone, plus the exchange.
+    # Longest step of a rank alone, plus `exchange_ms`.
     predicted_step_ms: float
-    # See `stats.shares.crossover_batch`.
+    # Global batch above which all devices together beat the fast devices; None: no such batch.
     crossover_batch: float | None
-    # Difference to the gradients of one process over all samples; None: unknown.
+    # Relative difference to the gradients of one process over all samples; None: unknown.
     gradient_error: float | None
 
 
-# Begin and end of a time span by the monotonic clock of the host, which its processes share.
+# Begin and end by the monotonic clock, which all processes of a host share.
 SpanNs = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankMetrics:
-    """What each rank measures, and `points` holds for all ranks together.
+    """Metrics of a rank that the table `points` combines over ranks; None if unknown.
 
-    A new number of this kind needs a field here and the code that measures it. None: unknown.
+    A new metric of this kind needs only a field here and the code that measures it.
     """
 
     setup_s: Annotated[
@@ -229,17 +228,17 @@ class Measurement(RankMetrics):
 
     rank: int
     repetitions: tuple[Repetition, ...]
-    # Samples (rows, sequences) that this rank finishes in a step; its part of samples that ranks
-    # share. None if the workload does not tell.
+    # Samples (rows, sequences) that this rank finishes in a step; if several ranks work on one
+    # sample, a fraction counts. None if the workload has no such number.
     items_per_step: float | None
     # Whether the process had run no point before; None for a script.
     is_of_new_process: bool | None = None
-    # Size of the message of a collective, as nccl-tests counts.
+    # Message size of a workload that is one collective, as nccl-tests counts.
     message_bytes: int | None = None
     busbw_factor: float | None = None
     # Bytes that a step reads and writes.
     memory_bytes: int | None = None
-    # FLOPs as papers on MFU count them: 6 per parameter and token.
+    # As papers on MFU count: 6 FLOP per parameter and token.
     model_flops_per_step: float | None = None
     # Rate of large matrix products on this device in the precision of the point.
     gemm_tflops: float | None = None
@@ -258,7 +257,7 @@ class Measurement(RankMetrics):
     # Whether the process is as fit for the next point as a new process.
     worker_reusable: bool = True
     output: str = ""
-    # Ids of the processes of its script, which have ended.
+    # Process ids of the rank's script, which has ended.
     ended_processes: tuple[int, ...] = ()
 
     @property
@@ -278,12 +277,12 @@ class Failure:
     message: str
     # Traceback or end of the log.
     detail: str = ""
-    # Whether the process that answered is known to be fit for the next point.
+    # Whether the process is known to be fit for the next point.
     worker_reusable: bool = False
-    # This field and the following: as in `Measurement`.
+    # `output` and `ended_processes` have the same meaning as in `Measurement`.
     output: str = ""
     ended_processes: tuple[int, ...] = ()
-    # Which rank hangs and why, where the point was ended for it or at its time limit.
+    # Which rank hung and why; None if unknown.
     hang: HangVerdict | None = None
 
     @classmethod

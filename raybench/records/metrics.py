@@ -12,10 +12,10 @@ from raybench.errors import UsageError
 
 # How the values of ranks become one value.
 OverRanks = Literal["max", "min", "mean", "median", "sum"]
-# How an amount per step becomes a metric: see `Metric`.
+# How an amount per step becomes a metric; `Metric` has the formulas.
 OverStep = Literal["ms_each", "per_second", "seconds"]
-# How a report writes a value. `share` of 1 and `percent` of 100 are both written as 12.3%; `part`
-# and `time` use the unit of the table; `choices` are the choices of NCCL.
+# How a report writes a value. A `share` of 0.123 and a `percent` of 12.3 are both written as 12.3%;
+# `part` and `time` use the unit of the table; `choices` are the choices of NCCL.
 Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time", "choices"]
 
 
@@ -30,16 +30,16 @@ _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column of a table holds; stands in the annotation of a field."""
+    """Unit, description and name of a table's column, in the annotation of a field."""
 
     # Empty if the values have no unit.
     unit: str
     # At most 60 characters.
     description: str
     _: KW_ONLY
-    # Empty: name of the field.
+    # Empty: the name of the field is the name of the column.
     name: str = ""
-    # This field and the following: as in `Metric`.
+    # The fields below have the meaning that they have in `Metric`.
     heading: str = ""
     meaning: str = ""
     format: Format = "number"
@@ -58,11 +58,11 @@ class Metric:
         name: column of the table `points`. For a metric of a workload: the attribute of the
             workload that holds the number of this rank after the timed steps, and the key in
             `workload_metrics`.
-        unit: of the stored value; empty if it has none.
+        unit: unit of the stored value; empty if the value has none.
         description: at most 60 characters.
         kind: type of the column.
-        over_ranks: how the values of ranks are combined: max, min, mean, median or sum. None: the
-            mean, for a metric of a workload.
+        over_ranks: how the values of ranks are combined: max, min, mean, median or sum. None means
+            mean for a metric of a workload.
         over_step: for a metric of a workload whose value is an amount per step. ms_each: median
             step in ms / value. per_second: value / mean step in s. seconds: value * mean step in s.
         heading: heading in reports, with the unit. Empty: name and unit.
@@ -96,7 +96,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """The heading, or else name and unit in words, such as "bubble ms"."""
+        """The heading; if it is empty, name and unit in words, such as "bubble ms"."""
         words = self.name.removesuffix(f"_{self.unit.lower()}").replace("_", " ")
         return self.heading or " ".join(dict.fromkeys((words, self.unit))).rstrip()
 
@@ -112,13 +112,16 @@ class Metric:
 
 
 def combine_ranks(over_ranks: OverRanks, values: Sequence[float | None]) -> float | None:
-    """Return the value of a point from the values of its ranks; None values are left out.
+    """Return the value of a point from the values of its ranks.
 
     Returns:
-        None if no value is left, and for a sum if any value is None. NaN if any value is NaN.
+        None if all values are None, and for a sum if any value is None. NaN if any value is NaN.
     """
-    present = [value for value in values if value is not None]
-    if not present or (over_ranks == "sum" and len(present) < len(values)):
+    known = [value for value in values if value is not None]
+    is_sum_incomplete = over_ranks == "sum" and len(known) < len(values)
+    if not known or is_sum_incomplete:
         return None
-    # `max`, `min` and `median` of Python may lose a NaN, so check for it.
-    return math.nan if any(map(math.isnan, present)) else _COMBINE[over_ranks](present)
+    # `max`, `min` and `median` of Python may lose a NaN.
+    if any(map(math.isnan, known)):
+        return math.nan
+    return _COMBINE[over_ranks](known)

@@ -17,7 +17,7 @@ from raybench.records.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """How busy other processes keep the cores of a host that CPU workers may use."""
+    """How many cores of a host other processes kept busy, of those that CPU workers may use."""
 
     host: str
     busy_cores: float
@@ -26,24 +26,24 @@ class HostLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherUsers:
-    """Who else used the nodes of a point: other sweeps and processes, as a noun phrase each."""
+    """Other sweeps and processes that used the nodes of a point, each as a noun phrase."""
 
-    # On the devices of the point.
+    # Users of the point's devices.
     on_devices: tuple[str, ...] = ()
-    # On other devices of its nodes.
+    # Users of other devices of the point's nodes.
     on_nodes: tuple[str, ...] = ()
-    # On the cores of its CPU workers.
+    # Load on the cores of the point's CPU workers.
     loads: tuple[HostLoad, ...] = ()
-    # Hosts whose agent did not answer, so that other users are not known.
+    # Hosts whose agent did not answer, so that their users are unknown.
     silent_hosts: tuple[str, ...] = ()
 
 
 class TrialKey(NamedTuple):
-    """What identifies a trial in a run: a point in a round."""
+    """The identity of a trial in a run: a point in a round."""
 
     point_id: str
     round: int = 1
-    # World size of the block that the point ends as a control; 0 if it is no control.
+    # World size of the block after which a control runs; 0 for a point that is no control.
     control_of: int = 0
 
 
@@ -71,43 +71,50 @@ class Record:
     error_rank: int | None = None
     # Traceback and last lines of output of that rank.
     error_detail: str | None = None
-    # Which rank hung and why, where the status is timeout and evidence tells.
+    # Which rank hung and why; None if unknown, or if the status is not timeout.
     hang: HangVerdict | None = None
-    # What each rank wrote, by rank; empty if no rank wrote anything.
+    # What each rank wrote, in rank order; empty if no rank wrote anything.
     outputs: tuple[str, ...] = ()
-    # Ids of points that ran on the same nodes, and noun phrases for other users of its devices.
+    # Ids of points that ran on the same nodes, and other users of the point's devices in words.
     neighbours: tuple[str, ...] = ()
-    # Users of other devices of its nodes.
+    # Users of other devices of the point's nodes, in words.
     node_neighbours: tuple[str, ...] = ()
-    # Doubts of ranks and driver, the worst of each kind and subject; empty unless ok.
+    # The worst doubt of each kind and subject; empty unless ok.
     doubts: tuple[Doubt, ...] = ()
     # Estimated peak memory of a rank; None if unknown, or on a CPU.
     mem_estimate_bytes: int | None = None
 
     @property
     def key(self) -> TrialKey:
-        """The key of its trial."""
+        """Key of the trial."""
         return TrialKey(self.point.point_id, self.round, self.control_of)
 
 
 _Text = TypeVar("_Text", bound=str)
 
 
-def by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
-    """Return the status of each point over all rounds; controls are left out.
+def status_by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
+    """Return the status of each point over all rounds, without controls.
 
-    The status of a point is its first failure, else ok, else skipped, else cancelled. An unknown
-    status is a failure.
+    The status of a point is its first failure, else ok, else skipped, else cancelled.
 
     Args:
-        statuses: status of the latest attempt at each trial.
+        statuses: status of the latest attempt at each trial; an unknown status is a failure.
     """
-    # Failures and unknown statuses are not listed; they come before all others.
-    order = {str(status): place for place, status in enumerate(Status) if not status.is_failure}
     worst: dict[str, _Text] = {}
     for key, status in statuses.items():
-        if not key.control_of:
-            # `min` returns the first of equal statuses, so the first failure stays.
-            both = (worst.get(key.point_id, status), status)
-            worst[key.point_id] = min(both, key=lambda status: order.get(status, -1))
+        if key.control_of:
+            continue
+        previous = worst.get(key.point_id)
+        if previous is None or _priority(status) < _priority(previous):
+            worst[key.point_id] = status
     return worst
+
+
+# The most important first; failures and unknown statuses are more important.
+_NO_FAILURES = (Status.OK, Status.SKIPPED, Status.CANCELLED)
+
+
+def _priority(status: str) -> int:
+    """Return a smaller number for a more important status of a point."""
+    return _NO_FAILURES.index(status) if status in _NO_FAILURES else -1

@@ -9,9 +9,9 @@ from typing import Self
 class Status(StrEnum):
     """How an attempt at a point ended; failures first, then ok, then not run."""
 
-    # For tables of reports.
+    # Text in the tables of a report.
     label: str
-    # Follows the point in a sentence.
+    # Predicate of a sentence whose subject is the point.
     clause: str
 
     OOM = "oom", "out of memory", "ran out of memory"
@@ -35,16 +35,16 @@ class Status(StrEnum):
 
     @property
     def is_retried(self) -> bool:
-        """Whether `--resume` repeats the point: lost, skipped or cancelled."""
+        """Whether `--resume` repeats the point."""
         return self is Status.LOST or self in NOT_RUN
 
     @property
     def is_lasting(self) -> bool:
-        """Whether later rounds would end in the same way."""
+        """Whether the point would end in the same way in later rounds."""
         return self is Status.SKIPPED or (self.is_failure and self is not Status.LOST)
 
 
-# Contains plain texts too: tables may hold statuses of later versions.
+# Plain strings can be looked up too: tables may hold statuses of later versions of raybench.
 NOT_RUN = frozenset({Status.SKIPPED, Status.CANCELLED})
 
 
@@ -52,7 +52,7 @@ FAILURES = frozenset(status for status in Status if status.is_failure)
 
 
 class RunStatus(StrEnum):
-    """How far a run has come; `running` without a driver means interrupted."""
+    """How far a run has come; a run that is `running` without a driver was interrupted."""
 
     RUNNING = "running"
     OK = "ok"
@@ -61,14 +61,14 @@ class RunStatus(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why an attempt has no measurement, where raybench found the cause itself.
+    """Values of `error_type` for failures that raybench itself detects.
 
-    Stored as `error_type`. For an exception of a workload, `error_type` is the name of its class.
+    For an exception of a workload, `error_type` is the name of its class.
     """
 
-    # How the attempt ends.
+    # Status of an attempt that ends for this cause.
     status: Status
-    # Whether the process of the rank died, so that its log may say why.
+    # Whether the process of the rank died, so that its log may have the reason.
     is_death: bool
 
     PEER_FAILED = "PeerFailed", Status.LOST

@@ -26,10 +26,10 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpec:
-    """A process group that is to be formed."""
+    """The name of a process group and the store in which its ranks meet."""
 
-    # Prefix of its keys in the store. A name is used once, because keys of an earlier group make
-    # gloo fail.
+    # Prefix of the group's keys in the store. Unique, because keys of an earlier group make gloo
+    # fail.
     name: str
     store_address: str
     store_port: int
@@ -37,16 +37,16 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a worker group is asked to do: one point, and how to measure it."""
+    """One point for a group of workers, and how to measure it."""
 
     point: Point
     settings: Measure
     seed: int = 0
     profile: bool = False
-    # The code that every worker must have loaded; None: not checked.
+    # The code that every worker must have loaded; None: any code.
     code: Code | None = None
-    # Each worker times large matrix products in these precisions and in the precision of the point,
-    # once in its life. None: no products.
+    # Each worker times large matrix products once in each of these precisions and in that of the
+    # point. None: in no precision.
     precisions: tuple[Precision, ...] | None = ()
 
     @property

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raybench.errors import ResultsError, ResultsWarning
 from raybench.job.problems import did_you_mean, quote
-from raybench.records.record import TrialKey, by_point
+from raybench.records.record import TrialKey, status_by_point
 from raybench.records.status import RunStatus, Status
 from raybench.results.columns import (
     TABLE_NAMES,
@@ -494,7 +494,9 @@ def _as_it_stands(root: Path, run: Run) -> Run:
     # tell, because copying a file changes its time.
     starts = read_table(root, "points", run.run_id, ["started_at"]).column("started_at")
     finished_at = max(starts.drop_null().to_pylist(), default=run.started_at)
-    statuses = by_point({key: newest.status for key, newest in latest(root, run.run_id).items()})
+    statuses = status_by_point(
+        {key: newest.status for key, newest in latest(root, run.run_id).items()}
+    )
     if run.paused_s:
         # `--resume` rewrites the row, so a resumed run was alive at that time.
         rewritten = (root / "runs" / run.run_id / "run.parquet").stat().st_mtime
@@ -536,7 +538,7 @@ def count_points(run: Run, statuses: Mapping[str, str]) -> Run:
     """Return the run with the counts of its points, and failed or ok as its status.
 
     Args:
-        statuses: as `by_point` returns.
+        statuses: as `status_by_point` returns.
     """
     counts = Counter(statuses.values())
     ok, skipped = counts[Status.OK], counts[Status.SKIPPED]

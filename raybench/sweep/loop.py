@@ -19,7 +19,7 @@ from raybench.job.point import Isolation, Point, Precision, Strategy
 from raybench.records.code import Code
 from raybench.records.device import Device
 from raybench.records.hang import HangVerdict
-from raybench.records.record import Record, TrialKey, by_point
+from raybench.records.record import Record, TrialKey, status_by_point
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
 from raybench.sweep.point_record import RunningAttempt, make_record, make_unmeasured
@@ -178,7 +178,7 @@ class _Loop:
         # Whether no further round comes.
         self._has_ended = False
         self._schedule = Schedule(self.settings.isolation)
-        kept_statuses = by_point(self.rounds.kept)
+        kept_statuses = status_by_point(self.rounds.kept)
         for point in self.rounds.plan.points:
             if kept_statuses.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)

@@ -14,7 +14,7 @@ from raybench.errors import ClusterError
 from raybench.job.model import Measure
 from raybench.job.plan import Plan
 from raybench.records.device import Device
-from raybench.records.record import Record, TrialKey, by_point
+from raybench.records.record import Record, TrialKey, status_by_point
 from raybench.records.status import RunStatus, Status
 from raybench.results import reader
 from raybench.results.tables import Run
@@ -151,7 +151,7 @@ class RunRows:
         self._has_told_kept = True
         text = f"{what} before any point finished"
         # Count as `raybench list` does: a point that was cut short is not finished.
-        run = reader.count_points(self._run, by_point(self._ended))
+        run = reader.count_points(self._run, status_by_point(self._ended))
         counts = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
         if total := sum(counts.values()):
             points = "point is" if total == 1 else "points are"
@@ -201,7 +201,7 @@ def _write_end(store: RunStore, run: Run) -> None:
 
 def _finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
     """Return the run with the counts of its points and its status."""
-    statuses = by_point(ended)
+    statuses = status_by_point(ended)
     run = reader.count_points(run, statuses)
     failures = {status for status in statuses.values() if status.is_failure}
     # Out of memory is no failure in a batch search, which looks for it.

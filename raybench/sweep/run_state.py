@@ -18,7 +18,7 @@ from raybench.job.plan import Plan, script_path
 from raybench.job.point import SCRIPT
 from raybench.job.registry import module_and_class
 from raybench.job.source import overrides_in
-from raybench.records.code import Code, code_of, code_of_script, differing
+from raybench.records.code import Code, code_of, code_of_script, differing_files
 from raybench.records.devices import DeviceList
 from raybench.records.environment import git_commit, package_versions, variables_that_matter
 from raybench.records.record import TrialKey
@@ -181,7 +181,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 def check_code(run: Run, code: Code) -> None:
     """Raise UsageError if a file of the workload or of raybench is not as in the run."""
     differences = []
-    for name in differing(run.workload_files, code.workload):
+    for name in differing_files(run.workload_files, code.workload):
         if name not in run.workload_files:
             differences.append(f"{name} is new")
         else:

@@ -19,9 +19,9 @@ from raybench.errors import (
     OUT_OF_MEMORY_PHRASES,
     UsageError,
     frames_of,
+    last_user_frame,
     mentions,
     message_of,
-    place_among,
     traceback_of,
 )
 from raybench.hangs import responder
@@ -32,7 +32,7 @@ from raybench.measure import phases
 from raybench.measure.profiling import Counted, step_flops, tflops_sustained
 from raybench.measure.stopping import load_decisions
 from raybench.measure.uneven import GroupProbe, share_out
-from raybench.records.code import Code, code_here, differing, raybench_sha256
+from raybench.records.code import Code, code_here, differing_files, raybench_sha256
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import Breakdown, Failure, Measurement, RankAnswer
@@ -233,7 +233,7 @@ class Worker:
             loaded_code = code_here(task.code)  # each point reads its script from the file
         if task.code is None or loaded_code is None or loaded_code == task.code:
             return
-        files = differing(task.code.workload, loaded_code.workload) or ["raybench's own"]
+        files = differing_files(task.code.workload, loaded_code.workload) or ["raybench's own"]
         raise UsageError(
             f"the code on {socket.gethostname()} is not that of the run: {', '.join(files)} "
             "differs; let all nodes have the same files, and leave them alone while a sweep runs"
@@ -374,7 +374,7 @@ def _failure_of(error: BaseException, rank_info: RankInfo) -> Failure:
     )
     # If a module cannot be imported, the cause of the UsageError has the reason.
     cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
-    location = place_among(frames_of(error)) or place_among(frames_of(cause))
+    location = last_user_frame(frames_of(error)) or last_user_frame(frames_of(cause))
     return Failure(
         rank=rank_info.rank,
         status=Status.OOM if is_out_of_memory else Status.ERROR,

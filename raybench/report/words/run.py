@@ -9,7 +9,7 @@ from raybench.analysis.run_data import RunData
 from raybench.conversion import MS_PER_S
 from raybench.job.answer import Answer
 from raybench.records.metrics import Metric
-from raybench.records.record import TrialKey, by_point
+from raybench.records.record import TrialKey, status_by_point
 from raybench.records.status import Status
 from raybench.report import formatting
 from raybench.report.documents import records
@@ -111,7 +111,7 @@ def _endings(data: RunData) -> str:
     run = data.run
     ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
     # A point with a failed round has failed.
-    statuses = list(by_point(ended).values())
+    statuses = list(status_by_point(ended).values())
     phrases = [f"{statuses.count(Status.OK)} of {counted(run.points_total, 'point')} ok"]
     for status in Status:
         if status is not Status.OK and (count := statuses.count(status)):

@@ -21,7 +21,7 @@ from raybench.conversion import MIB
 from raybench.errors import (
     DETAIL_CHARACTERS,
     OUT_OF_MEMORY_PHRASES,
-    place_among,
+    last_user_frame,
     shorten_start,
 )
 from raybench.job.point import fill_in, product_of, split_arguments
@@ -374,7 +374,7 @@ def _failure_of(raised: Mapping[str, Any]) -> Failure:
     # The exception stays in the process of the script, so the names of its classes decide.
     text = raised["message"].strip()
     first_line = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
-    location = place_among(raised["frames"])
+    location = last_user_frame(raised["frames"])
     is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
         "RuntimeError" in raised["bases"]
         and any(phrase in text for phrase in OUT_OF_MEMORY_PHRASES)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from raybench.job import registry
-from raybench.records.code import code_here, code_of, code_of_script, differing
+from raybench.records.code import code_here, code_of, code_of_script, differing_files
 from raybench.records.environment import warn_of_torch
 
 _numbers = itertools.count()
@@ -76,9 +76,11 @@ def test_hash_is_independent_of_folder(project, tmp_path, monkeypatch):
     after = code_of(module)
     assert after.workload_sha256 != before.workload_sha256
     assert after.raybench_sha256 == before.raybench_sha256
-    assert differing(before.workload, after.workload) == [f"{name}/nets/layers.py"]
+    assert differing_files(before.workload, after.workload) == [f"{name}/nets/layers.py"]
     layers.unlink()
-    assert differing(before.workload, code_here(before).workload) == [f"{name}/nets/layers.py"]
+    assert differing_files(before.workload, code_here(before).workload) == [
+        f"{name}/nets/layers.py"
+    ]
 
 
 @pytest.mark.parametrize("kind", registry.BUILTIN)
@@ -109,7 +111,7 @@ def test_script_includes_modules_beside_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "shards", sys.modules[__name__])
     assert code_here(code) == code
     (tmp_path / "shards.py").write_text("rows = 2\n")
-    assert differing(code.workload, code_here(code).workload) == ["shards.py"]
+    assert differing_files(code.workload, code_here(code).workload) == ["shards.py"]
 
 
 @pytest.mark.parametrize("tested", ["2.11.0", "2.13.1+cu130", "2.13.0a0+gitabc"])

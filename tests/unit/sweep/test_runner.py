@@ -34,7 +34,7 @@ from raybench.job.loading import load_job
 from raybench.job.plan import make_plan
 from raybench.records.code import code_of
 from raybench.records.measurement import Failure, Profile
-from raybench.records.record import TrialKey, by_point
+from raybench.records.record import TrialKey, status_by_point
 from raybench.records.status import Cause, RunStatus, Status
 from raybench.results.reader import count_points
 from raybench.results.writer import RunStore, hold_run
@@ -443,7 +443,7 @@ def resume(folder, job, monkeypatch, command):
 
         def run_sweep(_, start, *__):
             starts.append(start)
-            return count_points(start.run, by_point(start.ended))
+            return count_points(start.run, status_by_point(start.ended))
 
         monkeypatch.setattr("raybench.sweep.runner.run_sweep", run_sweep)
         words = ("sweep", "job.yaml", "-o", folder, "--resume", "run-a", *options)
