@@ -1,12 +1,9 @@
 """Who uses which devices: locks between the sweeps of a host, and other users of its devices.
 
-A sweep that uses a device has a file in a folder that every user may enter, and holds an exclusive
-lock (flock) on the file, which the kernel releases when the holder dies. A sweep that wants the
-device for itself makes no file if another sweep has a locked one. Only one process of the host
-makes files at a time. All processors of a host are one device, `CPU`.
-
-Every user can write into the folder, so no link is followed, and the text of a file only decides
-how long a sweep waits.
+A sweep that uses a device holds an exclusive lock (flock) on a file, which the kernel releases when
+the holder dies. The files are in a folder in which every user can write, so links are not followed,
+and the text of a file only decides how long a sweep waits. All processors of a host are one device,
+`CPU`.
 
 Other users are found by comparing two readings of each node, before and after a point: the locks of
 other sweeps, the processor time of other processes, and the processes that NVML lists. Nothing here
@@ -42,19 +39,19 @@ from raybench.records.record import HostLoad, OtherUsers
 CPU = "cpu"
 # Environment variable with another folder, for tests that run sweeps side by side.
 FOLDER_VARIABLE = "RAYBENCH_LOCK_DIR"
-# Not TMPDIR, which may differ between users.
+# Not in TMPDIR, which may differ between users.
 _FOLDER = Path("/tmp/raybench-locks")
-_LONGEST_FILE_BYTES = 64 * KIB
+_MAX_FILE_BYTES = 64 * KIB
+_MAX_FIELD_CHARACTERS = 120
 _FOLDER_POLL_S = 0.05
 _FOLDER_LIMIT_S = 5.0
 # Name of a lock file: the device, and a random suffix.
 _LOCK_FILE = re.compile(r"(cpu|GPU-[0-9A-Za-z-]+)\..+")
-_LONGEST_FIELD = 120
-_OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Share of the workers' processors. Smaller loads are ignored, because an idle system has some load.
-_LEAST_LOAD_SHARE = 0.05
-# Smaller processor times are ignored, because the kernel counts in ticks of 10 ms.
-_LEAST_LOAD_S = 0.1
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Smaller loads, as a share of the workers' processors, are ignored: an idle system has some load.
+_MIN_LOAD_SHARE = 0.05
+# Shorter processor times are ignored, because the kernel counts in ticks of 10 ms.
+_MIN_LOAD_S = 0.1
 # Ray's own processes count as ours, even if another user has started them.
 _RAY_PROGRAMS = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 # Columns of a line of /proc/stat: user, nice, system, irq, softirq.
@@ -65,12 +62,12 @@ _BUSY_COLUMNS = (1, 2, 3, 6, 7)
 class Holder:
     """A sweep that uses a device. Unknown fields are "unknown" or 0."""
 
-    # Id that all locks of the sweep have.
+    # Random id of the sweep.
     sweep: str
     # What the sweep measures, such as `run ID`.
     what: str
+    # User, host and process id of the driver.
     user: str
-    # Host and process id of the driver.
     host: str
     process_id: int
     # Start of the sweep (UTC).
@@ -90,12 +87,11 @@ class Holder:
 class ReservationTerms:
     """How a sweep shares its devices with other sweeps."""
 
-    # This sweep, as other sweeps see it.
+    # This sweep.
     holder: Holder
-    # Measure beside other sweeps on the same devices.
+    # Whether other sweeps may use the devices at the same time.
     shared: bool = False
-    # How long to wait for the end of other sweeps, if not shared; at least 65 s if their drivers
-    # have ended on this host.
+    # How long to wait for the end of other sweeps, if not shared.
     wait_s: float = 0.0
 
 
@@ -103,17 +99,17 @@ class ReservationTerms:
 class LockResult:
     """The result of locking devices."""
 
-    # Lock name of a device -> other sweeps that use it.
+    # Lock name of a device -> other sweeps that use the device.
     others: Mapping[str, tuple[Holder, ...]] = field(default_factory=dict)
-    # Why the locks could not be taken or read, or "". The caller then continues without locks.
+    # Why the locks could not be taken or read; "" if they could.
     problem: str = ""
 
 
 def this_process(what: str) -> Holder:
-    """Return this process as the holder of a new sweep.
+    """Return a new sweep whose driver is this process.
 
     Args:
-        what: such as `run ID`.
+        what: what the sweep measures, such as `run ID`.
     """
     return Holder(
         sweep=os.urandom(16).hex(),
@@ -138,10 +134,10 @@ class DeviceLocks:
 
         Args:
             devices: names from `lock_name`.
-            shared: if False, lock no device if another sweep uses one of them.
+            shared: if False, lock no device if another sweep uses any of the devices.
         """
         try:
-            with _exclusive(self._folder):
+            with _lock_folder(self._folder):
                 others = self._find_others(devices, holder.sweep, remove_stale=True)
                 if shared or not others:
                     for device in set(devices) - self._held.keys():
@@ -170,22 +166,22 @@ class DeviceLocks:
     def other_users(self, devices: Sequence[str], sweep: str = "") -> LockResult:
         """Return who uses the devices now; locks nothing.
 
-        A missing or unreadable folder counts as no users.
-
         Args:
             devices: names from `lock_name`.
-            sweep: `Holder.sweep` of a sweep to leave out.
+            sweep: id of a sweep to leave out.
         """
         try:
             return LockResult(others=self._find_others(devices, sweep))
         except OSError as error:
             return LockResult(problem=f"{self._folder}: {error.strerror or error}")
 
-    def users_beside(self, devices: Collection[str], sweep: str) -> dict[str, tuple[Holder, ...]]:
+    def users_of_other_devices(
+        self, devices: Collection[str], sweep: str
+    ) -> dict[str, tuple[Holder, ...]]:
         """Return lock name -> other sweeps, for all devices of this host except `devices`."""
         matches = (_LOCK_FILE.fullmatch(path.name) for path in self._folder.glob("*"))
-        names = sorted({match[1] for match in matches if match} - set(devices))
-        return dict(self.other_users(names, sweep).others)
+        other_devices = {match[1] for match in matches if match} - set(devices)
+        return dict(self.other_users(sorted(other_devices), sweep).others)
 
     def close(self) -> None:
         """Release all locks; `lock` may be called again."""
@@ -197,33 +193,34 @@ class DeviceLocks:
     def _find_others(
         self, devices: Sequence[str], sweep: str, *, remove_stale: bool = False
     ) -> dict[str, tuple[Holder, ...]]:
-        """Return device -> other sweeps that use it.
+        """Return device -> sweeps that use the device, without the sweep with the id `sweep`.
 
         Args:
             remove_stale: remove the files of killed sweeps; the folder must be locked.
         """
         others: dict[str, tuple[Holder, ...]] = {}
         for device in devices:
-            users: dict[Holder, None] = {}
+            # A dict keeps the order and drops repetitions.
+            holders: dict[Holder, None] = {}
             for path in sorted(self._folder.glob(f"{_file_name(device)}.*")):
-                user = _read_holder(path)
-                if user is not None and user.sweep != sweep:
-                    users[user] = None
-                elif user is None and remove_stale:
+                holder = _read_holder(path)
+                if holder is not None and holder.sweep != sweep:
+                    holders[holder] = None
+                elif holder is None and remove_stale:
                     with suppress(OSError):  # a file of another user, or a folder
                         path.unlink()
-            if users:
-                others[device] = tuple(users)
+            if holders:
+                others[device] = tuple(holders)
         return others
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Let one process use the folder at a time; raises OSError after 5 s."""
+def _lock_folder(folder: Path) -> Iterator[None]:
+    """Let one process use the folder at a time; raise OSError after 5 s without the lock."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-        folder.chmod(0o1777)  # mkdir applies the umask
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN)
+        folder.chmod(0o1777)  # the umask would take rights away from the mode of mkdir
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _OPEN_FLAGS)
     deadline_s = time.monotonic() + _FOLDER_LIMIT_S
     try:
         while not _try_lock(descriptor, fcntl.LOCK_EX):
@@ -248,18 +245,18 @@ def _file_name(device: str) -> str:
 
 
 def _read_holder(path: Path) -> Holder | None:
-    """Return who holds the lock of a file; None for an unlocked file, a link, folder or pipe."""
+    """Return who holds the lock of a file; None if nobody does, or if it is no regular file."""
     try:
-        file = os.open(path, os.O_RDONLY | _OPEN)
+        file = os.open(path, os.O_RDONLY | _OPEN_FLAGS)
     except OSError:
         return None
     try:
-        facts = os.fstat(file)
-        is_file = stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1
-        # Whoever can lock the file shows that nobody else holds the lock.
+        status = os.fstat(file)
+        is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        # If we get the lock, no sweep holds it.
         if not is_file or _try_lock(file, fcntl.LOCK_SH):
             return None
-        content = json.loads(os.pread(file, _LONGEST_FILE_BYTES, 0))
+        content = json.loads(os.pread(file, _MAX_FILE_BYTES, 0))
     except (ValueError, RecursionError):
         content = None
     finally:
@@ -268,17 +265,16 @@ def _read_holder(path: Path) -> Holder | None:
 
 
 def _parse_holder(content: object) -> Holder:
-    """Return the holder in a lock file, which any user may have written.
-
-    Texts are shortened and lose their control characters.
-    """
+    """Return the holder in a lock file; invalid fields become "unknown" or 0."""
+    # Any user may have written the file, so check types, length and characters.
     fields = content if isinstance(content, dict) else {}
     number = fields.get("process_id")
+    # Linux has no process id above 2**22.
     process_id = number if type(number) is int and 0 < number < 2**22 else 0
     texts = {}
     for name in ("sweep", "what", "user", "host", "since"):
         value = fields.get(name)
-        text = value[:_LONGEST_FIELD] if isinstance(value, str) else "unknown"
+        text = value[:_MAX_FIELD_CHARACTERS] if isinstance(value, str) else "unknown"
         texts[name] = "".join(c if c.isprintable() else "?" for c in text)
     return Holder(**texts, process_id=process_id)
 
@@ -290,10 +286,10 @@ def lock_name(device: Device) -> str:
 
 @contextmanager
 def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None]) -> Iterator[None]:
-    """Lock the CPUs of this host while this process starts Ray in the context.
+    """Lock the CPUs of this host in the `with` block, in which this process starts Ray.
 
     Unless `terms` are shared, wait first for other sweeps on the CPUs. If the lock cannot be taken,
-    the context runs without it and logs nothing.
+    the block runs without the lock.
 
     Raises:
         DevicesInUseError: other sweeps did not end in time.
@@ -306,7 +302,7 @@ def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None])
 
     try:
         if terms.shared:
-            # Other sweeps are named by the `DeviceReservation`, when all devices are known.
+            # The `DeviceReservation` will log other sweeps, when all devices are known.
             lock_cpus()
         else:
             _wait_for_others(lock_cpus, terms, log)
@@ -316,12 +312,12 @@ def reserve_this_hosts_cpus(terms: ReservationTerms, log: Callable[[str], None])
 
 
 class NodeLocks(Protocol):
-    """The calls to nodes that a reservation makes, as `ray_cluster.nodes.NodeAgents` has them."""
+    """The calls to nodes that a reservation makes; `ray_cluster.nodes.NodeAgents` has them."""
 
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
     ) -> list[tuple[Device, LockResult]]:
-        """Call `DeviceLocks.lock` on each node; return a device of each node with the result.
+        """Call `DeviceLocks.lock` on each node; return one device of each node and its result.
 
         Never raises: the result of a node that does not answer has a `problem`.
         """
@@ -331,7 +327,7 @@ class NodeLocks(Protocol):
 
 
 class DeviceReservation:
-    """The devices of one sweep, locked on all its nodes; without terms it locks nothing."""
+    """The locked devices of one sweep, on all its nodes; without terms, no device is locked."""
 
     def __init__(
         self, nodes: NodeLocks, terms: ReservationTerms | None, log: Callable[[str], None]
@@ -339,12 +335,12 @@ class DeviceReservation:
         self._nodes = nodes
         self._terms = terms
         self._log = log
-        self._logged: set[str] = set()
-        # Sweeps with which the devices are shared, each in words.
+        self._logged_problems: set[str] = set()
+        # Other sweeps on the same devices, each in words.
         self.other_sweeps: tuple[str, ...] = ()
 
     def reserve(self, devices: Sequence[Device]) -> None:
-        """Lock the devices until the agents of the nodes end; sets `other_sweeps`. Call it once.
+        """Lock the devices until the agents of the nodes end. Call it once.
 
         Raises:
             DevicesInUseError: other sweeps did not end in time; no device is locked.
@@ -357,12 +353,12 @@ class DeviceReservation:
     def try_reserve(self, device: Device) -> str:
         """Lock one more device without waiting; return which sweep has it, or "" if it is usable.
 
-        A device is usable without a lock if the terms are shared or the lock cannot be taken.
+        A device is also usable if the terms are shared, or if locking itself fails.
         """
         if self._terms is None:
             return ""
         others = self._lock([device], self._terms)
-        return "" if self._terms.shared else _in_use(others)
+        return "" if self._terms.shared else _describe_use(others)
 
     def _lock_all(
         self, devices: Sequence[Device], terms: ReservationTerms
@@ -379,8 +375,8 @@ class DeviceReservation:
         """Lock the devices on each node; return device in words -> other sweeps that use it."""
         others: dict[str, tuple[Holder, ...]] = {}
         for node_device, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
-            if result.problem and result.problem not in self._logged:
-                self._logged.add(result.problem)
+            if result.problem and result.problem not in self._logged_problems:
+                self._logged_problems.add(result.problem)
                 self._log(
                     f"device locks of {node_device.host} cannot be had ({result.problem}): another "
                     "sweep there would go unseen (warning)"
@@ -408,7 +404,7 @@ def _wait_for_others(
     """
     begun_s, logged_text = time.monotonic(), ""
     while (others := find_others()) and not terms.shared:
-        text = _in_use(others)
+        text = _describe_use(others)
         # The agents of a killed driver hold its locks for up to a minute, so wait that long.
         is_ending = all(holder.has_ended for holder in chain.from_iterable(others.values()))
         patience_s = max(terms.wait_s, timeouts.ENDED_SWEEP_S if is_ending else 0.0)
@@ -423,11 +419,11 @@ def _wait_for_others(
             log(f"waiting: {text}" + (", and ends" if is_ending else ""))
         time.sleep(timeouts.ASK_OTHER_SWEEPS_EVERY_S)
     if others:
-        log(f"not alone: {_in_use(others)}")
+        log(f"not alone: {_describe_use(others)}")
     return others
 
 
-def _in_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
+def _describe_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
     """Return `cuda:0 of alpha is used by run a-1 of bob (…) since 2026-11-22 04:00:00`, or ""."""
     if not others:
         return ""
@@ -450,22 +446,23 @@ class CpuTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUse:
-    """Who used a node at one moment."""
+    """Who used a node and the devices of a point on it, at one moment."""
 
     # Monotonic clock of the node.
     time_s: float
-    # Other sweeps that have locked the devices.
+    # Other sweeps that have locked devices of the point.
     holders: tuple[Holder, ...] = ()
-    # GPU UUID -> other processes, in words. If NVML does not list our own worker on a GPU, its list
-    # is incomplete, and the GPU is missing here.
+    # UUID of a GPU of the point -> other processes on it, in words. GPUs for which NVML's list is
+    # incomplete are missing.
     processes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Other sweeps and processes on other devices of the node, in words.
-    beside: tuple[str, ...] = ()
-    # Busy time of the `processors` since the host started; None if unknown or without CPU workers.
+    on_other_devices: tuple[str, ...] = ()
+    # Busy time of `processors` processors since the host started; None if unknown, or if the point
+    # has no CPU worker here.
     busy_s: float | None = None
-    # (process id, start time) -> processor time of each process of this sweep.
-    own: Mapping[tuple[int, float], CpuTime] = field(default_factory=dict)
     processors: int = 0
+    # (process id, start time) -> processor time of each process of this sweep.
+    own_times: Mapping[tuple[int, float], CpuTime] = field(default_factory=dict)
 
 
 def read_node_use(
@@ -475,10 +472,7 @@ def read_node_use(
     ended: Collection[int] = (),
     busy: Collection[str] = (),
 ) -> NodeUse:
-    """Return who uses this node now.
-
-    Must be called in a child process of the node's raylet. Ray workers of another sweep count as
-    processes of this sweep, because that sweep is found by its lock.
+    """Return who uses this node now. Call it in a child process of the node's raylet.
 
     Args:
         devices: devices of a point on this node.
@@ -486,16 +480,16 @@ def read_node_use(
         busy: UUIDs of GPUs with other points of this sweep.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
-    living_ids = _own_processes(holder)
+    living_ids = _own_process_ids(holder)
     own_ids = {*living_ids, *ended, *(device.process_id for device in devices)}
     gpus = [device for device in devices if device.kind == "cuda"]
     processes = {}
     for gpu in gpus:
-        others = _on_gpu(gpu, own_ids)
+        others = _other_processes_on(gpu, own_ids)
         if others is not None:
             processes[gpu.uuid] = others
-    # In a container NVML may list the process ids of the host. They do not match ours, so processes
-    # on other GPUs are named only if NVML knows our workers.
+    # In a container NVML may list process ids of the host, which do not match ours. So name
+    # processes on other GPUs only if NVML lists our workers by their ids.
     known_ids = own_ids if processes else None
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
@@ -504,15 +498,15 @@ def read_node_use(
         time_s=time.monotonic(),
         holders=tuple(dict.fromkeys(chain.from_iterable(locked.others.values()))),
         processes=processes,
-        beside=_others_on_node(devices, locks, holder, busy, known_ids),
+        on_other_devices=_others_on_node(devices, locks, holder, busy, known_ids),
         busy_s=_busy_s(processors) if has_cpu_workers else None,
-        own=cpu_times,
+        own_times=cpu_times,
         processors=len(processors),
     )
 
 
 def _cpu_times(process_ids: Collection[int]) -> dict[tuple[int, float], CpuTime]:
-    """Return (process id, start time) -> processor time so far, for the living processes."""
+    """Return (process id, start time) -> processor time so far, for living processes."""
     times = {}
     for process_id in process_ids:
         with suppress(psutil.Error):  # the process has ended
@@ -526,7 +520,7 @@ def _cpu_times(process_ids: Collection[int]) -> dict[tuple[int, float], CpuTime]
 
 
 def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> OtherUsers:
-    """Return the users in both readings, and the CPU load of other processes between the readings.
+    """Return the users in either reading, and the CPU load of other processes in between.
 
     Args:
         before, after: readings just before and just after the point.
@@ -534,13 +528,13 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
     """
     load = _load_of_others(before, after, devices)
     return OtherUsers(
-        on_devices=tuple(_users_of(before, after, devices)),
-        on_nodes=tuple(dict.fromkeys((*before.beside, *after.beside))),
+        on_devices=tuple(_users_of_devices(before, after, devices)),
+        on_nodes=tuple(dict.fromkeys((*before.on_other_devices, *after.on_other_devices))),
         loads=() if load is None else (load,),
     )
 
 
-def _users_of(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
+def _users_of_devices(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
     """Yield the other sweeps and processes on the devices in either reading, in words."""
     host = devices[0].host
     yield from map(str, dict.fromkeys((*before.holders, *after.holders)))
@@ -556,25 +550,27 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
         return None
     # Processor time that our processes used between the readings.
     own_s = children_s = 0.0
-    for process, now in after.own.items():
-        then = before.own.get(process, CpuTime(0.0, 0.0))
-        own_s += now.own_s - then.own_s
-        children_s += now.children_s - then.children_s
-    # The whole time of a process that exits moves to the children_* counters of its parent, if the
-    # parent waits for it. Subtract the part that it had used before the first reading.
-    ended_s = sum(sum(then) for process, then in before.own.items() if process not in after.own)
+    for process, time_after in after.own_times.items():
+        time_before = before.own_times.get(process, CpuTime(0.0, 0.0))
+        own_s += time_after.own_s - time_before.own_s
+        children_s += time_after.children_s - time_before.children_s
+    # When a process of ours ends, all its time moves to the children's time of its parent. Subtract
+    # the time that it had used before the first reading.
+    ended_s = sum(
+        sum(used) for process, used in before.own_times.items() if process not in after.own_times
+    )
     others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
 
-    busy_cores = others_s / (after.time_s - before.time_s) if others_s > _LEAST_LOAD_S else 0.0
+    busy_cores = others_s / (after.time_s - before.time_s) if others_s > _MIN_LOAD_S else 0.0
     threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
-    if busy_cores <= _LEAST_LOAD_SHARE * min(threads, after.processors):
+    if busy_cores <= _MIN_LOAD_SHARE * min(threads, after.processors):
         return None
     return HostLoad(host=devices[0].host, busy_cores=busy_cores, cores=after.processors)
 
 
 def _busy_s(processors: Collection[int]) -> float | None:
     """Return the busy time of these processors since the host started; None if unknown."""
-    # Not psutil: it does not say which processor is which if some are switched off.
+    # psutil does not say which processor is which if some are switched off.
     names = {f"cpu{number}" for number in processors}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
@@ -587,35 +583,38 @@ def _busy_s(processors: Collection[int]) -> float | None:
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
 
-def _own_processes(holder: Holder) -> set[int]:
-    """Return the ids of this sweep's processes on this node, and of the Ray that it runs on."""
+def _own_process_ids(holder: Holder) -> set[int]:
+    """Return the ids of Ray's processes on this node, of this sweep's, and of their descendants.
+
+    Ray workers of other sweeps are included too, because their locks show those sweeps.
+    """
     living = list(psutil.process_iter(["ppid", "name"]))
-    living_ids = {process.pid for process in living}
     ray_ids = {process.pid for process in living if process.info["name"] in _RAY_PROGRAMS}
     ray_ids.add(os.getppid())
     own_ids = {*ray_ids, os.getpid()}
     if holder.host == socket.gethostname():
         own_ids.add(holder.process_id)
-    own_ids &= living_ids
+    own_ids &= {process.pid for process in living}
 
-    # Leave out Ray workers of other programs, which have no mark of raybench.
-    candidates = []
-    for process in living:
-        is_foreign = False
-        if process.info["ppid"] in ray_ids:
-            with suppress(psutil.Error):  # another user's process shows its title only
-                title = " ".join(process.cmdline())
-                is_foreign = title.startswith("ray::") or "default_worker.py" in title
-                is_foreign = is_foreign and reaper.MARK not in process.environ()
-        if not is_foreign:
-            candidates.append(process)
-
+    candidates = [process for process in living if not _is_foreign_worker(process, ray_ids)]
     # Add the descendants, one generation at a time.
     while True:
         children = {child.pid for child in candidates if child.info["ppid"] in own_ids}
         if children <= own_ids:
             return own_ids
         own_ids |= children
+
+
+def _is_foreign_worker(process: psutil.Process, ray_ids: Collection[int]) -> bool:
+    """Return whether the process is a Ray worker of another program than raybench."""
+    if process.info["ppid"] not in ray_ids:
+        return False
+    is_worker = False
+    with suppress(psutil.Error):  # the title of another user's process can be read, but no more
+        title = " ".join(process.cmdline())
+        is_worker = title.startswith("ray::") or "default_worker.py" in title
+        return is_worker and reaper.MARK not in process.environ()
+    return is_worker
 
 
 def _others_on_node(
@@ -628,13 +627,15 @@ def _others_on_node(
     """Return who uses other devices of this node, in words.
 
     Args:
+        devices: devices of the point.
+        busy: UUIDs of GPUs with other points of this sweep.
         own_ids: processes of this sweep; None names other sweeps only.
     """
     from raybench.hardware import nvml
 
     host, point_devices = devices[0].host, set(map(lock_name, devices))
     users: list[str] = []
-    sweeps = locks.users_beside(point_devices, holder.sweep)
+    sweeps = locks.users_of_other_devices(point_devices, holder.sweep)
     gpu_numbers = nvml.uuids() if sweeps or own_ids is not None else {}
     for name, holders in sweeps.items():
         device = f"GPU {gpu_numbers[name]}" if name in gpu_numbers else "another GPU"
@@ -643,28 +644,29 @@ def _others_on_node(
     if own_ids is None:
         return tuple(users)
 
-    # Processes on GPUs without a sweep.
-    unlocked = gpu_numbers.keys() - point_devices - sweeps.keys() - set(busy)
-    for uuid in sorted(unlocked, key=gpu_numbers.__getitem__):
+    # Name processes on GPUs that no sweep has locked.
+    unlocked_gpus = gpu_numbers.keys() - point_devices - sweeps.keys() - set(busy)
+    for uuid in sorted(unlocked_gpus, key=gpu_numbers.__getitem__):
         handle = nvml.device(uuid)
         process_ids = set() if handle is None else nvml.compute_process_ids(handle)
         for process_id in sorted(process_ids - own_ids):
-            users.append(f"{_in_words(process_id)} used GPU {gpu_numbers[uuid]} of {host}")
+            process = _describe_process(process_id)
+            users.append(f"{process} used GPU {gpu_numbers[uuid]} of {host}")
     return tuple(users)
 
 
-def _on_gpu(device: Device, own_ids: set[int]) -> tuple[str, ...] | None:
-    """Return other processes on the GPU in words; None if NVML does not list the worker itself."""
+def _other_processes_on(device: Device, own_ids: set[int]) -> tuple[str, ...] | None:
+    """Return other processes on the GPU in words; None if NVML does not list its own worker."""
     from raybench.hardware import nvml
 
     handle = nvml.device(device.uuid)
     process_ids = set() if handle is None else nvml.process_ids(handle)
     if device.process_id not in process_ids:
         return None
-    return tuple(map(_in_words, sorted(process_ids - own_ids)))
+    return tuple(map(_describe_process, sorted(process_ids - own_ids)))
 
 
-def _in_words(process_id: int) -> str:
+def _describe_process(process_id: int) -> str:
     try:
         name = psutil.Process(process_id).name()
     except psutil.Error:

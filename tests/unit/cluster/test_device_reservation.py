@@ -341,7 +341,7 @@ def seen(before, after, *devices):
 def on_cpus(time_s, busy_s, **own):
     """own: what the process of this number, which began at 1, has used."""
     numbered = {(int(name.removeprefix("p")), 1.0): spent for name, spent in own.items()}
-    return NodeUse(time_s=time_s, busy_s=busy_s, own=numbered, processors=2)
+    return NodeUse(time_s=time_s, busy_s=busy_s, own_times=numbered, processors=2)
 
 
 def spent(own_s, children_s=0.0):
@@ -357,8 +357,8 @@ def test_small_cpu_use_of_other_programs_is_ignored():
 def test_new_or_reused_process_ids_count_from_start():
     before = on_cpus(0.0, 100.0, p1=spent(5.0), p2=spent(50.0))
     after = on_cpus(10.0, 110.0, p1=spent(9.0), p3=spent(3.0))
-    own = {**after.own, (2, 2.0): spent(3.0)}
-    assert seen(before, replace(after, own=own)) == []
+    own = {**after.own_times, (2, 2.0): spent(3.0)}
+    assert seen(before, replace(after, own_times=own)) == []
 
 
 @pytest.mark.parametrize("is_waited_for", [True, False])
@@ -459,7 +459,7 @@ def test_a_look_counts_strangers_alone(tmp_path):
     ray = subprocess.Popen(command, executable=tmp_path / "raylet")
     time.sleep(0.3)
     look = read_node_use([CPU_WORKER], locks, holder)
-    counted = {number for number, _ in look.own}
+    counted = {number for number, _ in look.own_times}
     assert len(counted & {one.pid for one in psutil.Process(ray.pid).children()}) == 1, "the agent"
     assert {own.pid, os.getpid()} <= counted
     assert psutil.Process(stranger).pid not in counted
