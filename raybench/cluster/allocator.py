@@ -16,15 +16,15 @@ from raybench.records.task import RankInfo
 def in_device_order(devices: Sequence[Device]) -> list[int]:
     """Return positions in `devices`, sorted by rack, node and `Device.index`.
 
-    Ray returns placement groups and GPU ids in any order, so ranks would change from run to run.
+    The order of Ray changes from run to run.
     """
 
-    def key(position: int) -> tuple[str, str, str, int, str]:
+    def place(position: int) -> tuple[str, str, str, int, str]:
         device = devices[position]
-        # Nodes that share a machine share an address, but not a node id.
+        # Nodes on the same host share an address, but not a node id.
         return (device.rack, device.address, device.node_id, device.index, device.uuid)
 
-    return sorted(range(len(devices)), key=key)
+    return sorted(range(len(devices)), key=place)
 
 
 def counts_by_node(
@@ -32,20 +32,17 @@ def counts_by_node(
 ) -> dict[str, int]:
     """Return node id -> number of devices to take: `count` in all, or all free ones if fewer.
 
-    It chooses as `DeviceAllocator` does on an idle cluster, but may prefer other nodes of the same
-    size.
-
     Args:
         free: node id -> number of free devices.
         racks: node id -> rack; nodes without an entry form one rack.
     """
     by_rack: dict[str, dict[str, list[_Candidate]]] = {}
-    for node, number in sorted(free.items()):
+    for node, free_count in sorted(free.items()):
         rack = (racks or {}).get(node, "")
         by_rack.setdefault(rack, {})[node] = [
-            _Candidate(node, index, index) for index in range(number)
+            _Candidate(node, index, index) for index in range(free_count)
         ]
-    chosen = _ordered(by_rack, strategy)[:count]
+    chosen = _in_choice_order(by_rack, strategy)[:count]
     return dict(Counter(candidate.node_id for candidate in chosen))
 
 
@@ -55,67 +52,71 @@ class _Candidate(NamedTuple):
     node_id: str
     # Index of the device on its node.
     rail: int
-    # The caller's id of the device.
+    # Id of the device for the caller.
     number: int
 
 
-def _ordered(
+def _in_choice_order(
     racks: Mapping[str, Mapping[str, Sequence[_Candidate]]], strategy: Strategy
 ) -> list[_Candidate]:
     """Return all devices in the order of choice: a point with n devices gets the first n.
 
     Args:
-        racks: rack -> node -> its devices.
+        racks: rack -> node -> devices of the node.
     """
 
-    def size(nodes: Mapping[str, Sequence[_Candidate]]) -> int:
+    def count_devices(nodes: Mapping[str, Sequence[_Candidate]]) -> int:
         return sum(map(len, nodes.values()))
 
-    fullest_first = [
-        sorted(nodes.values(), key=len, reverse=True)
-        for nodes in sorted(racks.values(), key=size, reverse=True)
+    # Racks with the most devices first, and within a rack nodes with the most devices first.
+    largest_racks_first = sorted(racks.values(), key=count_devices, reverse=True)
+    devices_by_node = [
+        sorted(nodes.values(), key=len, reverse=True) for nodes in largest_racks_first
     ]
     if strategy == "spread":
         # Alternate between the racks, and within a rack between its nodes.
-        return _round_robin([_round_robin(nodes) for nodes in fullest_first])
+        return _round_robin([_round_robin(nodes) for nodes in devices_by_node])
     # `pack`: fill one node after the other, rack by rack.
     ordered: list[_Candidate] = []
-    for nodes in fullest_first:
-        of_rack = list(chain.from_iterable(nodes))
+    for nodes in devices_by_node:
+        rack_devices = list(chain.from_iterable(nodes))
         if strategy == "rail":
             # Take the devices of one index on all nodes of a rack, then devices of the next index.
-            of_rack.sort(key=lambda candidate: candidate.rail)
-        ordered += of_rack
+            rack_devices.sort(key=lambda candidate: candidate.rail)
+        ordered += rack_devices
     return ordered
 
 
 def _round_robin(groups: Iterable[Sequence[_Candidate]]) -> list[_Candidate]:
     """Return the first device of each group, then the second of each group, and so on."""
-    return [device for turn in zip_longest(*groups) for device in turn if device is not None]
+    devices: list[_Candidate] = []
+    for turn in zip_longest(*groups):
+        devices += [device for device in turn if device is not None]
+    return devices
 
 
 def assign_ranks(devices: Sequence[Device]) -> tuple[RankInfo, ...]:
     """Return the ranks of the devices of a point, as torchrun assigns them.
 
     Args:
-        devices: in rank order. The local rank is not `Device.index`.
+        devices: in rank order.
     """
-    sizes = Counter(device.node_id for device in devices)
-    nodes = {node: node_rank for node_rank, node in enumerate(sizes)}
-    taken: Counter[str] = Counter()
-    result = []
+    node_sizes = Counter(device.node_id for device in devices)
+    node_ranks = {node: node_rank for node_rank, node in enumerate(node_sizes)}
+    next_local_rank: Counter[str] = Counter()
+    ranks = []
     for rank, device in enumerate(devices):
-        result.append(
+        ranks.append(
             RankInfo(
                 rank=rank,
                 world_size=len(devices),
-                local_rank=taken[device.node_id],
-                local_world_size=sizes[device.node_id],
-                node_rank=nodes[device.node_id],
+                local_rank=next_local_rank[device.node_id],
+                local_world_size=node_sizes[device.node_id],
+                node_rank=node_ranks[device.node_id],
             )
         )
-        taken[device.node_id] += 1
-    return tuple(result)
+        next_local_rank[device.node_id] += 1
+    return tuple(ranks)
 
 
 def devices_shared(devices: Sequence[Device]) -> list[str]:
@@ -130,8 +131,8 @@ def devices_shared(devices: Sequence[Device]) -> list[str]:
 
 # The shape of a point within a rack: (devices of a node, model of the node) -> number of nodes.
 _Shape = Counter[tuple[int, str]]
-# Called with a node and a count: returns so many idle workers of the node, or none if it has fewer.
-_WorkersOf = Callable[[str, int], Sequence[int]]
+# (node, count) -> `count` idle workers of the node, or no workers if the node has fewer.
+_ChooseWorkers = Callable[[str, int], Sequence[int]]
 
 
 class _RackChoice(NamedTuple):
@@ -144,12 +145,11 @@ class _RackChoice(NamedTuple):
 
 
 class DeviceAllocator:
-    """Chooses workers for one more point among the alive workers of a cluster.
+    """Chooses workers for one more point among the usable workers of a cluster.
 
-    A point always gets the shape that it would get on the idle cluster: the same number of devices
-    on the same number of nodes of the same models, and the same number of nodes of one rack. Other
-    running points change only which devices it gets. All devices of a node count as the model of
-    its first device.
+    A point always gets the shape that it would get on the idle cluster: as many nodes of each rack
+    and model, and as many devices of each node. All devices of a node count as the model of its
+    first device.
 
     Args:
         devices: device of each worker id.
@@ -174,7 +174,7 @@ class DeviceAllocator:
         self._worker_ids = [
             worker_id for worker_id in alive if chosen is None or worker_id in chosen
         ]
-        # Number of workers that points may have and that are not lost, idle or not.
+        # Number of usable workers that points may have, idle or not.
         self.alive = len(self._worker_ids)
         # Worker id -> position in rank order.
         self._rank_order = {n: position for position, n in enumerate(self._worker_ids)}
@@ -187,16 +187,16 @@ class DeviceAllocator:
             self._rack_and_model.setdefault(node, (device.rack, device.name))
             candidate = _Candidate(node, device.index, worker_id)
             racks.setdefault(device.rack, {}).setdefault(node, []).append(candidate)
-        # A point that runs alone with n devices gets the first n workers of this list.
-        self._choice_order = [candidate.number for candidate in _ordered(racks, strategy)]
+        # On the idle cluster, a point with n devices gets the first n workers of this list.
+        self._choice_order = [candidate.number for candidate in _in_choice_order(racks, strategy)]
 
     def choose(self, world_size: int, taken: Collection[int] = ()) -> tuple[int, ...] | None:
         """Return the ids of workers for one more point, in rank order; None if it has to wait.
 
-        Nothing is reserved. The search is greedy: it may miss a fit over several racks or on rails.
+        Reserves nothing. The search is greedy: it may miss a fit over several racks or on rails.
 
         Args:
-            taken: workers of running points; they may be lost.
+            taken: workers of running points.
         """
         if world_size > self.alive or (self._isolation == "cluster" and taken):
             return None
@@ -210,24 +210,28 @@ class DeviceAllocator:
             node = self._devices[worker_id].node_id
             if worker_id not in busy and not (self._isolation == "node" and node in busy_nodes):
                 idle.setdefault(node, []).append(worker_id)
-        workers = self._find(world_size, idle)
+        workers = self._fit_into_idle(world_size, idle)
         if workers is None and not busy:
-            # On an idle cluster the shape always fits, but `_find` may miss the fit.
+            # On an idle cluster the shape always fits, but the search may miss the fit.
             workers = self._on_idle_cluster(world_size)
-        return workers and tuple(sorted(workers, key=self._rank_order.__getitem__))
+        return None if workers is None else self._in_rank_order(workers)
+
+    def _in_rank_order(self, worker_ids: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(worker_ids, key=self._rank_order.__getitem__))
 
     def _on_idle_cluster(self, world_size: int) -> tuple[int, ...]:
-        """Return the workers of a point that runs alone, in rank order."""
-        chosen = self._choice_order[:world_size]
-        return tuple(sorted(chosen, key=self._rank_order.__getitem__))
+        """Return the workers of a point on the idle cluster, in rank order."""
+        return self._in_rank_order(self._choice_order[:world_size])
 
-    def _find(self, world_size: int, idle: Mapping[str, Sequence[int]]) -> tuple[int, ...] | None:
-        """Return idle workers in the shape of the point on the idle cluster; None without a fit.
+    def _fit_into_idle(
+        self, world_size: int, idle: Mapping[str, Sequence[int]]
+    ) -> tuple[int, ...] | None:
+        """Return idle workers in the shape that the point has on the idle cluster, if they fit.
 
         Args:
             idle: node -> its idle workers.
         """
-        # Rack -> shape of the part of the point that the rack has on the idle cluster.
+        # Rack -> shape of the point's part in this rack on the idle cluster.
         shapes: dict[str, _Shape] = {}
         workers = self._on_idle_cluster(world_size)
         nodes = Counter(self._devices[worker_id].node_id for worker_id in workers)
@@ -247,9 +251,9 @@ class DeviceAllocator:
             # nodes stay idle.
             best: _RackChoice | None = None
             for rack, idle_nodes in idle_racks.items():
-                fullest_last = sorted(idle_nodes, key=lambda node: len(idle[node]))
-                for workers_of in self._worker_choices(idle_nodes):
-                    chosen = self._fill(shape, fullest_last, workers_of)
+                most_idle_last = sorted(idle_nodes, key=lambda node: len(idle[node]))
+                for choose_workers in self._ways_to_choose(idle_nodes):
+                    chosen = self._fill_shape(shape, most_idle_last, choose_workers)
                     unused = sum(len(idle_nodes[node]) - len(ids) for node, ids in chosen.items())
                     if chosen and (best is None or unused < best.unused):
                         best = _RackChoice(unused, rack, [*chain.from_iterable(chosen.values())])
@@ -259,65 +263,72 @@ class DeviceAllocator:
             chosen_workers += best.worker_ids
         return tuple(chosen_workers)
 
-    def _worker_choices(self, idle: Mapping[str, Sequence[int]]) -> Iterator[_WorkersOf]:
-        """Yield functions that choose workers of a node, to be tried in turn.
+    def _ways_to_choose(self, idle: Mapping[str, Sequence[int]]) -> Iterator[_ChooseWorkers]:
+        """Yield the functions that may choose the workers of each node, to be tried in turn.
 
         Args:
             idle: node of one rack -> its idle workers.
         """
         if self._strategy != "rail":
-            yield partial(self._side_by_side, idle)
+            yield partial(self._choose_neighbours, idle)
             return
+        # Node -> index of the device -> idle worker.
         by_index: dict[str, dict[int, int]] = {}
         for node, worker_ids in idle.items():
             by_index[node] = {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
         rails = sorted(set(chain.from_iterable(by_index.values())))
         # All nodes must give devices of the same indices, and each index may be the first.
         for start in range(len(rails)):
-            yield partial(_on_rails, by_index, rails[start:] + rails[:start])
+            yield partial(_choose_on_rails, by_index, rails[start:] + rails[:start])
 
-    def _fill(
-        self, shape: _Shape, nodes: Iterable[str], workers_of: _WorkersOf
+    def _fill_shape(
+        self, shape: _Shape, nodes: Iterable[str], choose_workers: _ChooseWorkers
     ) -> dict[str, Sequence[int]]:
         """Return node -> workers in this shape, on the first nodes that fit; {} without a fit."""
         chosen: dict[str, Sequence[int]] = {}
-        for (count, model), wanted in sorted(shape.items(), reverse=True):
-            missing = wanted
+        for (count, model), wanted_nodes in sorted(shape.items(), reverse=True):
+            missing_nodes = wanted_nodes
             for node in nodes:
-                if missing == 0:
+                if missing_nodes == 0:
                     break
                 if node not in chosen and self._rack_and_model[node][1] == model:
-                    workers = workers_of(node, count)
+                    workers = choose_workers(node, count)
                     if workers:
                         chosen[node] = workers
-                        missing -= 1
+                        missing_nodes -= 1
         return chosen if len(chosen) == shape.total() else {}
 
-    def _side_by_side(
+    def _choose_neighbours(
         self, idle: Mapping[str, Sequence[int]], node: str, count: int
     ) -> Sequence[int]:
-        """Return `count` idle workers of a node, neighbours if possible; none if it has fewer."""
+        """Return `count` idle workers of a node, neighbours if possible; () if it has fewer."""
         if len(idle[node]) < count:
             return ()
-        local = {n: position for position, n in enumerate(self._workers_of_node[node])}
+        position = {n: position for position, n in enumerate(self._workers_of_node[node])}
         # Split the idle workers into rows of neighbours, and take the shortest row that suffices.
         rows: list[list[int]] = []
         for worker_id in idle[node]:
-            if rows and local[worker_id] == local[rows[-1][-1]] + 1:
+            if rows and position[worker_id] == position[rows[-1][-1]] + 1:
                 rows[-1].append(worker_id)
             else:
                 rows.append([worker_id])
-        row = min((row for row in rows if len(row) >= count), key=len, default=list(idle[node]))
-        # Pairs and quartets of devices are wired together: begin at a multiple of `count` if
-        # possible.
+        long_rows = [row for row in rows if len(row) >= count]
+        row = min(long_rows, key=len, default=list(idle[node]))
+        # Begin at a multiple of `count` if possible, because pairs and quartets of devices are
+        # wired together.
         starts = range(len(row) - count + 1)
-        start = next((start for start in starts if local[row[start]] % count == 0), 0)
+        start = next((start for start in starts if position[row[start]] % count == 0), 0)
         return row[start : start + count]
 
 
-def _on_rails(
+def _choose_on_rails(
     by_index: Mapping[str, Mapping[int, int]], rails: Sequence[int], node: str, count: int
 ) -> list[int]:
-    """Return the workers of a node with the first `count` indices; [] if one is missing."""
+    """Return the workers on the first `count` rails of a node; [] if a worker is missing.
+
+    Args:
+        by_index: node -> index of the device -> idle worker.
+        rails: indices of devices.
+    """
     workers = [by_index[node][rail] for rail in rails[:count] if rail in by_index[node]]
     return workers if len(workers) == count else []

@@ -1,10 +1,11 @@
 """Timeouts and periods of the driver, in seconds.
 
-`*_EVERY_S` is a period. `*_EACH_*` is multiplied by the number of workers or nodes.
+`*_EVERY_S` is a period. `*_EACH_S` is multiplied by the number of workers or nodes.
 """
 
 # The end of a point. NCCL's abort takes half a second.
 ABORT_S = 1.5
+# How long ranks may take to write their stacks.
 STACK_DUMP_S = 0.3
 # The GPU driver frees the memory of an ended process within a second.
 MEMORY_FREE_S = 10.0
@@ -12,13 +13,13 @@ MEMORY_FREE_S = 10.0
 # Starting workers. Many workers of one node load torch at once, which takes longer.
 WORKER_START_S = 180.0
 WORKER_START_EACH_S = 5.0
-# How long to wait for other workers after the first one. Later workers join while points run.
+# How long to wait for other workers after the first worker. Later workers join while points run.
 SLOW_WORKERS_S = 20.0
 # Ray gives a device that was free a moment ago in milliseconds, or not at all.
 PLACEMENT_S = 2.0
-# How long to wait for devices that the last sweep is just releasing.
+# How long to wait for devices that the previous sweep is still releasing.
 FREE_SOON_S = 5.0
-# A sweep gives up after so long, or the time of --wait, without any device.
+# A sweep without any device gives up after this time or the time of --wait, if that is longer.
 FIRST_DEVICE_S = 60.0
 LOOK_FOR_WORKERS_EVERY_S = 1.0
 POLL_EVERY_S = 0.25
@@ -31,25 +32,25 @@ LEAVE_GROUP_S = 10.0
 AGENT_ANSWER_S = 0.5
 AGENT_START_S = 30.0
 AGENT_KILL_S = 1.0
-# An agent waits for another process of its host that locks devices.
+# While an agent locks devices, it waits for other processes of its host that lock devices.
 AGENT_LOCK_S = 10.0
 # Listing the processes of a busy host takes long.
 AGENT_LOOK_S = 2.0
-# Some hundred calls of NVML for each device; the first one loads the library.
+# An agent makes some hundred calls of NVML for each device, and loads the library.
 AGENT_FACTS_S = 20.0
-# A node without an answer for so long is frozen or cut off. Ray needs a minute to find out.
+# A node without an answer for this time is frozen or cut off. Ray needs a minute to notice.
 NODE_SILENCE_S = 8.0
 # The limit while the agent starts: 64 workers that started on two busy cores have delayed the first
 # answer of an agent by more than a minute.
 NODE_STARTING_S = 180.0
-# A node whose raylet has ended refuses connections. A frozen or cut-off node does not answer.
+# A node that is silent for this time is checked for a raylet that has ended.
 NODE_REFUSAL_AFTER_S = 2.0
 NODE_CONNECT_S = 0.1
-# Upper limit of the silence counted between two looks at a node: the driver itself may have been
-# stopped, or had no reason to look.
+# Upper limit of the silence counted between two looks at a node, because the driver itself may have
+# been stopped, or had no reason to look.
 LONGEST_LOOK_S = 1.5
 # Hundreds of points may ask at once, so looks are limited. A ping and its answer take the driver
-# 0.3 ms, so it looks at a thousand nodes once a second.
+# 0.3 ms, so a thousand nodes are pinged once a second.
 LOOK_AT_NODES_EVERY_S = 0.25
 LOOK_AT_EACH_NODE_S = 0.001
 POINT_LOOKS_AT_NODES_EVERY_S = 1.0
@@ -64,12 +65,12 @@ FIND_HEAD_S = 5.0
 RAYS_OWN_ERROR_S = 5.0
 RAYS_OWN_ERROR_AT_START_S = 2.0
 WATCH_START_EVERY_S = 0.2
-# For points that still run when the cluster is closed.
+# How long points that still run may take to end when the cluster is closed.
 CLOSE_S = 3.0
 
 # Devices that another sweep has.
 ASK_OTHER_SWEEPS_EVERY_S = 1.0
-# After so long nothing is left of a killed driver.
+# The agents of a killed driver end within a minute.
 ENDED_SWEEP_S = 65.0
 
 # A look at a point whose ranks make no progress. Progress is read once in so many seconds where it
