@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # `raybench plan` must not load psutil
 class Cluster(Protocol):
     """Live workers, one per device.
 
-    A worker id is a position in `devices`. Every method but `close` may raise ClusterError when the
-    cluster is gone, unless it says otherwise.
+    A worker id is a position in `devices`. Unless its docstring says otherwise, every method but
+    `close` raises ClusterError when the cluster is gone.
     """
 
     @property
@@ -36,7 +36,7 @@ class Cluster(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Upper limit of the devices of a point, lost and pending devices included; constant."""
+        """Largest possible number of devices of a point, lost and pending devices included."""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -51,14 +51,14 @@ class Cluster(Protocol):
 
     @property
     def pending(self) -> int:
-        """Upper limit of the workers that may still join; `refresh` may raise it."""
+        """Upper bound of the number of workers that may still join."""
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
         """Other sweeps that share the devices, each in words."""
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers; late workers join in `refresh`. Call it once.
+        """Start up to `count` workers; `refresh` adds late workers. Call it once.
 
         Args:
             count: ignored if the request has a device list.
@@ -70,10 +70,10 @@ class Cluster(Protocol):
         """
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that have come and note lost workers; points may run meanwhile.
+        """Add workers that have come and note lost workers. Points may run.
 
         Args:
-            timeout_s: how long to wait for a pending worker. It is exceeded while workers start.
+            timeout_s: how long to wait for a pending worker. Starting a worker takes longer.
         """
 
     def run(
@@ -84,11 +84,11 @@ class Cluster(Protocol):
     ) -> tuple[RankAnswer, ...]:
         """Run a point and return one answer per rank; a rank that fails or hangs has a Failure.
 
-        It returns when its workers can run again or are lost. Several threads may call it for
-        disjoint workers.
+        The workers can run the next point afterwards, or are lost. Thread-safe for disjoint
+        workers.
 
         Args:
-            worker_ids: in rank order. If one is lost or cannot start, no rank runs.
+            worker_ids: in rank order. If a worker is lost or cannot start, no rank runs.
             tell_hang: gets the verdict as soon as a rank is found to hang; the point goes on.
         """
 
@@ -101,8 +101,8 @@ class Cluster(Protocol):
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
         """Look before a point who else uses its nodes; return a function to call after the point.
 
-        The function looks again, and names the users in either look. Both calls take 4 s at most
-        and never raise. Without `ClusterRequest.terms` the function names nobody.
+        The function looks again, and returns the users in either look. Without
+        `ClusterRequest.terms` it finds nobody. Both calls take 4 s at most and never raise.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
@@ -127,18 +127,18 @@ class ClusterRequest:
     address: str
     # `auto` is cuda if the cluster has a GPU.
     device: Literal["auto", "cuda", "cpu"]
-    # Number of devices to wait for, and number of CPU workers of a private Ray. If 0, take the
-    # devices that are there; a private Ray then has one CPU worker per core.
+    # Number of devices to wait for, and number of CPU workers of a private Ray. 0: the devices that
+    # are there; a private Ray then has one CPU worker per core.
     devices_wanted: int
-    # How long missing devices may take to come.
+    # How long to wait for missing devices.
     wait_s: float = 0.0
     # Whether CPU workers of a private Ray may share cores.
     oversubscribe: bool = False
-    # How to share devices with other sweeps; None locks no device and ignores other sweeps.
+    # How to share devices with other sweeps; None: lock no device and ignore other sweeps.
     terms: ReservationTerms | None = None
     # The devices to use; None: all.
     only: DeviceList | None = None
-    # Models of devices to prefer. Other models are used only if the preferred models are missing.
+    # Models of devices to prefer; other models are used only if no preferred model is there.
     models: Collection[str] = ()
 
 
@@ -148,14 +148,14 @@ def connect(
     end: Callable[[str], None],
     log: Callable[[str], None] = lambda _: None,
 ) -> Cluster:
-    """Join a Ray cluster, or start a private one, and return it; no worker is started yet.
+    """Join a Ray cluster, or start a private Ray; start no worker yet.
 
-    A process can have one cluster at a time. In the main thread this replaces the handler of
+    A process can have one cluster at a time. In the main thread, Ray replaces the handler of
     SIGTERM.
 
     Args:
-        end: must end this process. It is called with a reason, in a thread, while the main thread
-            waits for a cluster that is gone.
+        end: must end this process. A thread calls it with a reason if the cluster is gone and the
+            main thread hangs in Ray.
         log: gets lines for the user.
 
     Raises:
@@ -181,7 +181,7 @@ def connect(
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
-    After False, `connect` may still start one, if the cluster of this host turns out to be gone.
+    After False, `connect` may still start a private Ray, if the cluster of this host is gone.
 
     Raises:
         ClusterError: `auto` could mean several clusters of this host.

@@ -1,8 +1,7 @@
-"""The end of a point: collect the answers of its ranks, stop the others after a failure, say why.
+"""The end of a point: collect the answers of its ranks, stop all ranks after a failure, say why.
 
-A cluster implements `RunningRanks` to reach the ranks of a point. The failure of one rank shows on
-its peers as broken connections or missing answers. Peers get the cause PeerFailed, so that the
-failure of the point is the failure of the rank that caused it.
+When a rank fails, the other ranks fail with broken connections or give no answer. These ranks get
+the cause PeerFailed, so that the failure of the point is the failure of the rank that caused it.
 """
 
 from __future__ import annotations
@@ -23,24 +22,26 @@ from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.status import Cause, Status
 from raybench.records.task import Task
 
-# How NCCL's and gloo's collectives report the loss of a peer: by type, or by words in the message.
-_LOSS_TYPES = (Cause.PEER_FAILED, Cause.SCRIPT_ENDED, "DistBackendError", "DistNetworkError")
-_LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-# Types that always mean a lost connection. NCCL's DistBackendError does not: it also reports wrong
-# calls, so its text decides.
-_LOST_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
-_NCCL_LOSSES = ("ncclRemoteError", "remote process exited or there was a network error")
-# What the handlers of Python and Ray write when a signal ends the process.
-_FATAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
-_SIGNALS = {signal.strsignal(number): number.name for number in signal.Signals}
-# Priority of failures as the cause of the point's failure: the peers of a dead rank report broken
-# connections as errors.
-_LIKELY_FIRST = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
-# Write at least so many consecutive ranks as a range.
-_RANGE_LENGTH = 4
-_WORKLOADS = "/raybench/workloads/"
-_SCRIPT = f"{_WORKLOADS}scripts/child.py"
+# Error types and words by which NCCL and gloo report that another rank is gone.
+_PEER_LOSS_TYPES = (Cause.PEER_FAILED, Cause.SCRIPT_ENDED, "DistBackendError", "DistNetworkError")
+_PEER_LOSS_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# Error types that always mean a lost connection. DistBackendError also reports wrong calls of NCCL,
+# so its text decides.
+_LOST_CONNECTION_TYPES = (Cause.PEER_FAILED, "DistNetworkError")
+_NCCL_LOSS_WORDS = ("ncclRemoteError", "remote process exited or there was a network error")
+# Lines that Python's and Ray's handlers write when a signal ends the process.
+_FATAL_SIGNAL = re.compile(r"Fatal Python error: (.+)|\*\*\* (SIG[A-Z]+) received")
+# Description of a signal, such as "Segmentation fault" -> its name.
+_SIGNAL_NAMES = {signal.strsignal(number): number.name for number in signal.Signals}
+# The most likely cause of the point's failure first. Errors are late, because ranks report the
+# death of another rank as an error.
+_MOST_LIKELY_CAUSES = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
+# Write at least this many consecutive ranks as a range.
+_MIN_RANGE_LENGTH = 4
+_WORKLOADS_FOLDER = "/raybench/workloads/"
+_SCRIPT_FILE = f"{_WORKLOADS_FOLDER}scripts/child.py"
 _DEATHS = tuple(cause for cause in Cause if cause.is_death)
+# A frame in the output of faulthandler.
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
@@ -53,25 +54,29 @@ class RunningRanks(WatchedRanks, Protocol):
     def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
         """Return rank -> answer, for the answers since the last call.
 
-        A rank whose process or node is gone has a Failure. Raises as `Cluster.run`.
+        A rank whose process or node is gone has a Failure.
 
         Args:
-            timeout_s: how long to wait for the first answer; it may return earlier without one.
+            timeout_s: longest wait for the first answer.
+
+        Raises:
+            ClusterError: the cluster is gone.
         """
 
     def abort(self) -> None:
-        """Tell all ranks to abort their process group; does not wait."""
+        """Tell all ranks to abort their process group; do not wait."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """Kill the processes of these ranks; `answers` returns none of their answers any more."""
+        """Kill the processes of these ranks, whose answers `answers` ignores from now on."""
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
-        """Return rank -> the last 60 lines of its process, stdout then stderr, if there are any."""
+        """Return rank -> the last 60 lines of output of its process; stdout comes first."""
 
     def wait_until_free(self, ranks: Collection[int], timeout_s: float) -> Sequence[str]:
-        """Wait until the devices of killed ranks have free memory again.
+        """Wait until the memory of the devices of killed ranks is free again.
 
-        Return a sentence for each device that still has memory in use after `timeout_s`.
+        Returns:
+            A sentence for each device that still has memory in use after `timeout_s`.
         """
         return ()
 
@@ -82,10 +87,10 @@ class Outcome:
 
     # In rank order.
     answers: tuple[RankAnswer, ...]
-    # Ranks whose processes cannot run another point. They are killed, except on lost nodes; not yet
-    # replaced.
+    # Ranks whose processes cannot run another point. They are killed, except on lost nodes, and not
+    # yet replaced.
     unfit: frozenset[int]
-    # Whether the process group is unusable.
+    # Whether the process group cannot be used any more.
     group_is_gone: bool
 
 
@@ -94,14 +99,16 @@ def finish_point(
 ) -> Outcome:
     """Collect the answers of all ranks and return how the point ended.
 
-    After a failure or a timeout, or `hang_s` after a rank was found to hang, the point is ended on
-    all ranks. Processes that cannot run another point are killed, except on lost nodes. Raises as
-    `Cluster.run`.
+    Ends the point on all ranks after a failure or a timeout, or `hang_s` after a rank was found to
+    hang.
 
     Args:
         tell_hang: gets the verdict as soon as a rank is found to hang.
+
+    Raises:
+        ClusterError: the cluster is gone.
     """
-    point = _Point(ranks)
+    point = _AnswerCollector(ranks)
     settings = task.settings
     watch: HangWatch | None = None
     if settings.hang_s is not None and len(ranks.devices) > 1:
@@ -114,31 +121,30 @@ def finish_point(
     point.collect(settings.timeout_s, enough=is_over)
     is_early = time.monotonic() < began_s + settings.timeout_s
     answers = tuple(point.answers[rank] for rank in sorted(point.answers))
-    # A failed rank breaks the process group, even if the others have answered before.
+    # A failed rank breaks the process group, even if the other ranks have answered before.
     is_whole = not (point.missing or point.failures)
     if is_whole and all(answer.worker_reusable for answer in answers):
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
     finding = watch.finding if watch is not None and is_timeout else None
     if not is_timeout:
+        # Wait for the failure of the rank that caused the failures of other ranks.
         point.collect(timeouts.ABORT_S, enough=lambda: _own_failure(point.failures))
     finished = frozenset(point.answers)
     ranks.abort()
     # NCCL's abort wakes all waiting ranks. A gloo collective, or any collective of a script, wakes
     # only when the process that it waits for ends. Give the ranks time to write their stacks first.
-    by_killing = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
-    point.collect(timeouts.STACK_DUMP_S if by_killing else timeouts.ABORT_S)
-    if by_killing:
-        named = _named(finding)
-        to_kill = [rank for rank in named if rank in point.missing] or (
-            _hanging(point.observe(finished))
-        )
+    needs_kill = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
+    point.collect(timeouts.STACK_DUMP_S if needs_kill else timeouts.ABORT_S)
+    if needs_kill:
+        to_kill = [rank for rank in _blamed_ranks(finding) if rank in point.missing]
+        to_kill = to_kill or _hanging_ranks(point.observe(finished))
         point.missing.difference_update(to_kill)
         ranks.kill(to_kill)
         point.collect(timeouts.ABORT_S)
     observed = point.observe(finished)
     if is_timeout and is_early:
-        # Stacks are written at the time limit, so stacks in the logs are those of earlier points.
+        # Ranks write their stacks at the time limit, so the logs may have stacks of earlier points.
         observed = replace(observed, log_tails={})
     if is_timeout:
         limit = TimeLimit(
@@ -169,7 +175,7 @@ def _with_detail(answer: RankAnswer, text: str, ranks: Collection[int]) -> RankA
     return answer
 
 
-class _Point:
+class _AnswerCollector:
     """Collects the answers of the ranks of one point."""
 
     def __init__(self, ranks: RunningRanks) -> None:
@@ -189,12 +195,14 @@ class _Point:
                 if rank in self.missing:
                     self.missing.remove(rank)
                     self.answers[rank] = answer
-                    self.failures += [answer] if isinstance(answer, Failure) else []
+                    if isinstance(answer, Failure):
+                        self.failures.append(answer)
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
-        """Return what is known of the ranks now.
+        """Return the answers so far, with the log's end in each failure of a dead process.
 
-        The failure of a dead process gets the end of its log as detail.
+        Args:
+            finished: ranks that answered before the point was ended.
         """
         deaths = [failure for failure in self.failures if failure.error_type in _DEATHS]
         tails = self._log_tails
@@ -202,11 +210,11 @@ class _Point:
         answers = dict(self.answers)
         for failure in deaths:
             tail, message = tails.get(failure.rank, ""), failure.message
-            if failure.error_type == Cause.WORKER_DIED and (fatal := _FATAL.search(tail)):
-                python_text, signal_name = fatal.groups()
-                signal_name = signal_name or _SIGNALS.get(python_text, python_text)
-                # A message that names a signal stays: it is from the worker of a script, whose log
-                # may have older signals.
+            if failure.error_type == Cause.WORKER_DIED and (match := _FATAL_SIGNAL.search(tail)):
+                python_text, signal_name = match.groups()
+                signal_name = signal_name or _SIGNAL_NAMES.get(python_text, python_text)
+                # Keep a message that names a signal: the worker of a script writes it, and the log
+                # of that worker may have older signals.
                 if " died by " not in message:
                     message = f"the worker process died by {signal_name}"
             answers[failure.rank] = replace(failure, message=message, detail=tail or failure.detail)
@@ -218,37 +226,33 @@ class _Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointObservation:
-    """What is known of a point that failed."""
+    """The answers and logs of a point that was ended."""
 
     world_size: int
     # Rank -> answer, in order of arrival. Ranks without an answer are called stuck.
     answers: Mapping[int, RankAnswer]
-    # Ranks that answered before the others were told to stop.
+    # Ranks that answered before the point was ended.
     finished: frozenset[int]
     # Rank -> last lines of the process, for stuck and dead ranks.
     log_tails: Mapping[int, str]
 
 
-def _stuck(point: PointObservation) -> list[int]:
+def _stuck_ranks(point: PointObservation) -> list[int]:
     return [rank for rank in range(point.world_size) if rank not in point.answers]
 
 
 def _waits_for(log_tail: str) -> Literal["nothing", "device", "peers", "collective"]:
-    """Return what a stuck rank waits for, by the stack in its log.
-
-    A rank that waits for "peers" is still connecting to them. A rank that computes, or whose log
-    has no stack, waits for "nothing".
-    """
-    calls = [(frame["path"], frame["function"]) for frame in _main_thread(log_tail)]
+    """Return what a stuck rank waits for, by the stack in its log; "peers" while it connects."""
+    calls = [(frame["path"], frame["function"]) for frame in _main_thread_frames(log_tail)]
     if not calls:
         return "nothing"
-    # The rank of a script has run its steps, and waits until the other ranks have run theirs.
-    if any(path.endswith(_SCRIPT) and name == "receive" for path, name in calls):
+    # The rank of a script has run its steps, and waits until the other ranks have run their steps.
+    if any(path.endswith(_SCRIPT_FILE) and name == "receive" for path, name in calls):
         return "collective"
     if any(name == "init_process_group" for _, name in calls):
         return "peers"
     path, function = calls[0]
-    # A backward pass counts as a collective, because DDP runs its collectives within it.
+    # A backward pass counts as a collective, because DDP runs its collectives in the backward pass.
     if "/torch/distributed/" in path or "/torch/autograd/" in path:
         return "collective"
     return "device" if "/torch/cuda/" in path and function == "synchronize" else "nothing"
@@ -256,55 +260,58 @@ def _waits_for(log_tail: str) -> Literal["nothing", "device", "peers", "collecti
 
 def _stuck_at(point: PointObservation, rank: int) -> str:
     """Return where a rank is stuck, as `, at net.py:60 in spin`; "" if unknown."""
-    frames = [] if rank in point.answers else _main_thread(point.log_tails.get(rank, ""))
+    if rank in point.answers:
+        return ""
+    frames = _main_thread_frames(point.log_tails.get(rank, ""))
     if not frames:
         return ""
     # The innermost frame of the workload says more than a frame of Python's or torch's library.
     frame = frames[0]
     for candidate in frames:
-        if _WORKLOADS in candidate["path"] or "/lib/python3" not in candidate["path"]:
+        if _WORKLOADS_FOLDER in candidate["path"] or "/lib/python3" not in candidate["path"]:
             frame = candidate
             break
+    # `ProcessGroup._form` waits until all ranks have connected.
     if frame["function"] == "_form":
         return ", while it connects to the others: is the network between the hosts open?"
     return f", at {PurePath(frame['path']).name}:{frame['line']} in {frame['function']}"
 
 
-def _main_thread(log_tail: str) -> list[re.Match[str]]:
+def _main_thread_frames(log_tail: str) -> list[re.Match[str]]:
     """Return the frames of the main thread, innermost first, in the output of faulthandler."""
     # faulthandler writes the main thread last.
-    _, thread, frames = log_tail.rpartition("(most recent call first):")
-    return [match for line in frames.splitlines() if thread and (match := _FRAME.match(line))]
+    _, thread_header, frames = log_tail.rpartition("(most recent call first):")
+    if not thread_header:
+        return []
+    return [match for line in frames.splitlines() if (match := _FRAME.match(line))]
 
 
 def _own_failure(answers: Collection[RankAnswer]) -> Failure | None:
-    """Return the first failure that is not the loss of a peer; None without one."""
-    failures = (answer for answer in answers if isinstance(answer, Failure))
-    return next((failure for failure in failures if not _is_loss_of_peer(failure)), None)
+    """Return the first failure that does not come from the loss of another rank, if any."""
+    for answer in answers:
+        if isinstance(answer, Failure) and not _is_loss_of_peer(answer):
+            return answer
+    return None
 
 
 def cause_of(answers: Collection[RankAnswer]) -> Failure | None:
-    """Return the failure that most likely made the point fail; None without a failure.
-
-    PeerFailed comes last. Among the others the order is oom, lost, error, timeout.
-    """
+    """Return the failure that most likely made the point fail; None without a failure."""
     failures = [answer for answer in answers if isinstance(answer, Failure)]
     candidates = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
     return min(
         candidates or failures,
-        key=lambda failure: _LIKELY_FIRST.index(failure.status),
+        key=lambda failure: _MOST_LIKELY_CAUSES.index(failure.status),
         default=None,
     )
 
 
-def _hanging(point: PointObservation) -> list[int]:
+def _hanging_ranks(point: PointObservation) -> list[int]:
     """Return the stuck ranks that the others most likely wait for; all if no rank stands out."""
-    waits = {rank: _waits_for(point.log_tails.get(rank, "")) for rank in _stuck(point)}
-    # The most suspicious ranks first: ranks that wait for nothing. Then ranks that wait for their
-    # device, which may run a collective or an endless kernel. Then ranks that cannot connect while
-    # their peers have connected and wait in a collective.
-    for harmless in ({"device", "peers", "collective"}, {"peers", "collective"}, {"collective"}):
-        hanging = [rank for rank, waits_for in waits.items() if waits_for not in harmless]
+    waits = {rank: _waits_for(point.log_tails.get(rank, "")) for rank in _stuck_ranks(point)}
+    # The most suspicious first. A rank that waits for its device may run an endless kernel. A rank
+    # that waits for its peers cannot connect, while the others have connected.
+    for suspicious in ("nothing", "device", "peers"):
+        hanging = [rank for rank, waits_for in waits.items() if waits_for == suspicious]
         if hanging:
             return hanging
     return list(waits)
@@ -313,24 +320,24 @@ def _hanging(point: PointObservation) -> list[int]:
 def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point that failed before its limit.
 
-    Ranks keep their own failures, and measurements from before they were told to stop. The other
-    ranks get PeerFailed.
+    Ranks keep their own failures, and measurements from before the point was ended. The other ranks
+    get PeerFailed.
     """
     failures = [answer for answer in point.answers.values() if isinstance(answer, Failure)]
-    # `abort` may have killed these processes.
+    # `RunningRanks.abort` may have killed these processes.
     late_deaths = [
         failure
         for failure in failures
         if failure.rank not in point.finished and failure.error_type == Cause.WORKER_DIED
     ]
-    cause = _own_failure([failure for failure in failures if failure not in late_deaths])
-    if cause is not None:
-        return _judge(point, {}, Cause.NO_ANSWER, f"rank {cause.rank} failed", Status.LOST)
+    own_failure = _own_failure([failure for failure in failures if failure not in late_deaths])
+    if own_failure is not None:
+        return _judge(point, {}, Cause.NO_ANSWER, f"rank {own_failure.rank} failed", Status.LOST)
     # No rank has a failure of its own, so blame the stuck ranks.
-    if stuck := _stuck(point):
+    if stuck := _stuck_ranks(point):
         message = "no answer, and the others lost the connection to it"
         guilty = {rank: message + _stuck_at(point, rank) for rank in stuck}
-        return _judge(point, guilty, Cause.NO_ANSWER, f"{_ranks(stuck)} failed", Status.LOST)
+        return _judge(point, guilty, Cause.NO_ANSWER, f"{_name_ranks(stuck)} failed", Status.LOST)
     # No rank is stuck, so blame the ranks whose script has ended.
     ended_scripts = {
         failure.rank: failure.message
@@ -338,12 +345,12 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
         if failure.error_type == Cause.SCRIPT_ENDED
     }
     if ended_scripts:
-        reason = f"the script of {_ranks(sorted(ended_scripts))} had ended"
+        reason = f"the script of {_name_ranks(sorted(ended_scripts))} had ended"
         return _judge(point, ended_scripts, Cause.SCRIPT_ENDED, reason, Status.LOST)
     if late_deaths:
         rank, message = late_deaths[0].rank, late_deaths[0].message
         return _judge(point, {rank: message}, Cause.WORKER_DIED, f"rank {rank} failed", Status.LOST)
-    # All ranks have lost a peer, and no rank says why.
+    # All ranks have lost another rank, and no rank says why.
     answers = []
     for _, answer in sorted(point.answers.items()):
         if isinstance(answer, Failure) and _is_lost_connection(answer):
@@ -354,17 +361,17 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
 
 def _is_lost_connection(failure: Failure) -> bool:
     text = failure.message + failure.detail
-    is_named = any(words in text for words in (*_LOSS_WORDS, *_NCCL_LOSSES))
-    return is_named or failure.error_type in _LOST_TYPES
+    is_in_text = any(words in text for words in (*_PEER_LOSS_WORDS, *_NCCL_LOSS_WORDS))
+    return is_in_text or failure.error_type in _LOST_CONNECTION_TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimit:
     """The limit at which a point was ended."""
 
-    # As in `Measure`.
+    # `measure.timeout_s` of the job.
     timeout_s: float
-    # Where the point was ended so long after a rank was found to hang; else None.
+    # `measure.hang_s` if the point was ended because a rank was found to hang; else None.
     hang_s: float | None = None
 
 
@@ -373,38 +380,36 @@ def after_timeout(
 ) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order, of a point whose time is up.
 
-    The ranks that `finding` names, else the hanging ranks, or all unfinished ranks if no rank is
-    stuck, get Timeout or Hang. The others keep their own answers, or get PeerFailed with the status
-    timeout.
+    The blamed ranks get Timeout or Hang. The other ranks keep their own answers, or get PeerFailed
+    with the status timeout.
 
     Args:
         point: at least one rank must be unfinished.
-        limit: for the message.
-        finding: what evidence told of a hang.
+        finding: which rank was found to hang, if any.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
-    named = [rank for rank in _named(finding) if rank in late]
-    blamed = named or _hanging(point) or late
+    blamed = [rank for rank in _blamed_ranks(finding) if rank in late]
+    blamed = blamed or _hanging_ranks(point) or late
     waits: dict[int, str] = {}
     for rank in late:
         if rank not in blamed:
-            # Only a rank in a collective stops by `abort`.
+            # Only a rank in a collective is stopped by `RunningRanks.abort`.
             has_stopped = rank in point.answers
             tail = point.log_tails.get(rank, "")
             waits[rank] = "collective" if has_stopped else _waits_for(tail)
-    facts = [f"{_ranks(blamed)} gave none"] if len(blamed) > 1 else []
+    facts = [f"{_name_ranks(blamed)} gave none"] if len(blamed) > 1 else []
     for waits_for, words in (("collective", "in a collective"), ("device", "for the device")):
         waiting = [rank for rank, what in waits.items() if what == waits_for]
         if waiting:
-            facts.append(f"{_ranks(waiting)} waited {words}")
+            facts.append(f"{_name_ranks(waiting)} waited {words}")
     if point.finished:
-        facts.append(f"{_ranks(sorted(point.finished))} had finished")
+        facts.append(f"{_name_ranks(sorted(point.finished))} had finished")
     message = f"no answer within measure.timeout_s = {limit.timeout_s:g} s"
     if limit.hang_s is not None:
         message = f"ended measure.hang_s = {limit.hang_s:g} s after it was found to hang"
     guilty = {rank: "; ".join([message + _stuck_at(point, rank), *facts]) for rank in blamed}
     cause = Cause.TIMEOUT if limit.hang_s is None else Cause.HANG
-    answers = _judge(point, guilty, cause, f"waited for {_ranks(blamed)}", Status.TIMEOUT)
+    answers = _judge(point, guilty, cause, f"waited for {_name_ranks(blamed)}", Status.TIMEOUT)
     return tuple(_with_finding(answer, finding, blamed) for answer in answers)
 
 
@@ -413,13 +418,13 @@ def _with_finding(
 ) -> RankAnswer:
     if finding is None or answer.rank not in blamed or not isinstance(answer, Failure):
         return answer
-    # The end of a detail is kept.
+    # Append, because long details are shortened at their start.
     detail = f"{answer.detail}\n\n{finding.description}".strip()
     return replace(answer, hang=finding.verdict, detail=detail)
 
 
-def _named(finding: HangFinding | None) -> list[int]:
-    """Return the ranks that a verdict names; the first is the one it is about."""
+def _blamed_ranks(finding: HangFinding | None) -> list[int]:
+    """Return the ranks that a verdict blames, the main suspect first."""
     if finding is None or finding.verdict.rank is None:
         return []
     return [finding.verdict.rank, *finding.verdict.also]
@@ -431,7 +436,7 @@ def _judge(
     """Return the final answer of each rank, in rank order.
 
     Args:
-        guilty: rank to blame -> message; these ranks fail for `cause`.
+        guilty: rank -> message; these ranks get a Failure with `cause`.
         reason: message of PeerFailed, which the other ranks get unless they have finished or have
             failures of their own.
         status: status of PeerFailed.
@@ -442,7 +447,7 @@ def _judge(
         if rank not in guilty and answer is not None:
             keeps_answer = rank in point.finished
             if isinstance(answer, Failure):
-                # A process that died after `abort` is not to blame.
+                # `RunningRanks.abort` may have killed a process that died late.
                 keeps_answer = keeps_answer or answer.error_type != Cause.WORKER_DIED
                 keeps_answer = keeps_answer and not _is_loss_of_peer(answer)
             if keeps_answer:
@@ -466,41 +471,47 @@ def _judge(
 
 
 def with_losses(answers: Sequence[RankAnswer], reasons: Sequence[str]) -> tuple[RankAnswer, ...]:
-    """Return the answers with NodeLost or WorkerLost for ranks that lost their node or device.
+    """Return the answers; failures of ranks that lost their node or device say so.
 
     Only failures with status lost or timeout are changed.
 
     Args:
-        reasons: `WorkerHandle.lost_because` of each rank. It begins with "node " if the node is
-            lost; "" if the rank is not lost.
+        reasons: `WorkerHandle.lost_because` of each rank; "" if the rank's worker is not lost, and
+            beginning with "node " if its node is lost.
     """
-    checked = []
+    result = []
     for answer, reason in zip(answers, reasons, strict=True):
-        is_loss = isinstance(answer, Failure) and answer.status in (Status.LOST, Status.TIMEOUT)
-        if reason and isinstance(answer, Failure) and is_loss:
+        if (
+            reason
+            and isinstance(answer, Failure)
+            and answer.status in (Status.LOST, Status.TIMEOUT)
+        ):
             cause = Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
             answer = replace(answer, status=Status.LOST, error_type=cause, message=reason)
-        checked.append(answer)
-    return tuple(checked)
+        result.append(answer)
+    return tuple(result)
 
 
 def _is_loss_of_peer(failure: Failure) -> bool:
     """Return whether NCCL or gloo report by this failure that another rank is gone."""
     if failure.error_type == "RuntimeError":
-        return any(words in failure.message for words in _LOSS_WORDS)
-    return failure.error_type in _LOSS_TYPES
+        return any(words in failure.message for words in _PEER_LOSS_WORDS)
+    return failure.error_type in _PEER_LOSS_TYPES
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     """Return ascending ranks as `rank 1`, `ranks 1, 2 and 5` or `ranks 0 to 1022 and 1024`."""
-    consecutive: list[list[int]] = []
+    runs: list[list[int]] = []  # of consecutive ranks
     for rank in ranks:
-        if consecutive and rank == consecutive[-1][-1] + 1:
-            consecutive[-1].append(rank)
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
         else:
-            consecutive.append([rank])
+            runs.append([rank])
     texts: list[str] = []
-    for row in consecutive:
-        texts += [f"{row[0]} to {row[-1]}"] if len(row) >= _RANGE_LENGTH else map(str, row)
+    for run in runs:
+        if len(run) >= _MIN_RANGE_LENGTH:
+            texts.append(f"{run[0]} to {run[-1]}")
+        else:
+            texts += map(str, run)
     *others, last = texts
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"
