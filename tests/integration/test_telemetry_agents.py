@@ -192,12 +192,14 @@ def test_node_agent_reads_clocks_of_a_measurement(agents):
     answers = [replace(make_measurement(rank), timed_at_ns=((0, end_ns),)) for rank in range(4)]
     failed = Failure.of(Cause.PEER_FAILED, rank=1, message="another rank failed")
     answers[1] = failed
-    clocked = agents.complete(answers, devices())
+    clocked = agents.add_outputs_and_clocks(answers, devices())
     assert clocked[1] == failed
     assert [{*one.sm_clocks_mhz} for one in clocked if one != failed] == [{1980}] * 3
     assert len(clocked[0].sm_clocks_mhz) > 5
     cpus = [replace(device, kind="cpu") for device in devices()]
-    assert {one.sm_clocks_mhz for one in agents.complete(answers, cpus) if one != failed} == {()}
+    assert {
+        one.sm_clocks_mhz for one in agents.add_outputs_and_clocks(answers, cpus) if one != failed
+    } == {()}
 
 
 def test_dead_agent_is_restarted_without_any_wait(agents):

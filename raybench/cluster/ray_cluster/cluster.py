@@ -42,7 +42,7 @@ class RayCluster:
     Args:
         log: gets lines for the user.
         end: ends this process; called if Ray is gone and a call into Ray hangs.
-        terms, only, models: as in `ClusterRequest`.
+        terms, only, models: see `ClusterRequest`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RayCluster:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Device of every worker, as `Cluster.devices`."""
+        """See `Cluster.devices`."""
         return self._pool.devices
 
     @property
@@ -84,23 +84,23 @@ class RayCluster:
 
     @property
     def pending(self) -> int:
-        """Workers that may still join, replacements included."""
+        """Upper bound of the number of workers that may still join."""
         return self._pool.pending
 
     @property
     def other_sweeps(self) -> tuple[str, ...]:
-        """Other sweeps that shared the devices at the start, in words."""
+        """Other sweeps that share the devices, each in words."""
         return self._reservation.other_sweeps
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start workers, as `Cluster.start`; calls `end` if Ray is gone and the start hangs."""
+        """See `Cluster.start`."""
         with start_guard(self._monitor.gone, self._end):
             if count > 1:
                 self._groups.start()
             self._pool.start(count, strategy)
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that came and note lost workers, as `Cluster.refresh`."""
+        """See `Cluster.refresh`."""
         self._pool.refresh(timeout_s)
 
     def run(
@@ -109,10 +109,7 @@ class RayCluster:
         worker_ids: Sequence[int],
         tell_hang: Callable[[HangVerdict], None] = lambda _: None,
     ) -> tuple[RankAnswer, ...]:
-        """Run a point and return one answer per rank, as `Cluster.run`.
-
-        If a worker is lost or cannot be started, no rank runs, and each rank has a Failure.
-        """
+        """See `Cluster.run`."""
         with self._point_ended:
             self._points += 1
         try:
@@ -125,7 +122,7 @@ class RayCluster:
     def _run(
         self, task: Task, worker_ids: tuple[int, ...], tell_hang: Callable[[HangVerdict], None]
     ) -> tuple[RankAnswer, ...]:
-        """Prepare workers and group, run the point, and replace unfit processes."""
+        """Prepare workers and process group, run the point, and replace unfit processes."""
         self._check_open()
         workers = [self._pool[worker_id] for worker_id in worker_ids]
         self._pool.lose(self._agents.silent_nodes())
@@ -159,7 +156,7 @@ class RayCluster:
         outcome = finish_point(ranks, task, tell_hang)
         if outcome.group_is_gone:
             self._groups.forget(worker_ids)
-        answers = self._agents.complete(outcome.answers, devices)
+        answers = self._agents.add_outputs_and_clocks(outcome.answers, devices)
         if outcome.unfit:
             self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
         return with_losses(answers, [worker.lost_because for worker in workers])
@@ -167,47 +164,47 @@ class RayCluster:
     def _replace(
         self, worker_ids: Collection[int], environment: Mapping[str, str] | None = None
     ) -> dict[int, str]:
-        """Replace processes, as `WorkerPool.replace`, unless the cluster is gone or closed."""
+        """Call `WorkerPool.replace`, unless the cluster is gone or closed."""
         self._check_open()
         self._monitor.check(afresh=True)
         return self._pool.replace(worker_ids, environment)
 
     def restart(self) -> None:
-        """Replace all processes that have run a point; no point may run now."""
+        """See `Cluster.restart`."""
         self._pool.lose(self._agents.silent_nodes())
         used = [n for n in range(len(self.devices)) if self._pool[n].process.is_used]
         self._groups.forget(used)
         self._replace(used)
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
-        """Look who else uses the nodes, as `Cluster.watch_other_users`."""
+        """See `Cluster.watch_other_users`."""
         return self._agents.watch_other_users([self._pool[n].device for n in worker_ids])
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
-        """Return new GPU samples, as `Cluster.telemetry`."""
+        """See `Cluster.telemetry`."""
         return self._agents.drain()
 
     def read_device_facts(self) -> tuple[DeviceFacts, ...]:
-        """Return facts of each of `devices`, as `Cluster.read_device_facts`."""
+        """See `Cluster.read_device_facts`."""
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
-        """Kill the actors and disconnect from Ray, which ends a private cluster; takes seconds.
+        """Kill the actors and disconnect from Ray, which ends a private Ray.
 
-        Running points raise ClusterError. Call it once.
+        Takes seconds. Running points raise ClusterError. Call it once.
         """
         self._is_closing.set()
-        # Read this before `gone` looks again. Only a head that was lost before lets the guard below
-        # call `end`: a head that dies from now on spoils no finished measurement.
+        # Read this before `gone` looks again: if the head is lost only now, no measurement suffers,
+        # and the guard below must not call `end`.
         lost_head = self._monitor.last_gone
-        is_released: list[bool] = []
+        is_released = threading.Event()
 
         def release() -> None:
             with suppress(ray.exceptions.RayError):
                 self._agents.stop()
                 self._groups.close()
                 self._pool.close()
-                is_released.append(True)
+                is_released.set()
 
         # The head may be dead by now: `timeout` and schedulers send SIGTERM to the whole process
         # group. Release in a thread, because Ray waits a minute for a dead head, and then ends
@@ -217,14 +214,14 @@ class RayCluster:
             thread.start()
             while thread.is_alive() and not self._monitor.gone():
                 thread.join(_POLL_S)
-        if not is_released:
+        if not is_released.is_set():
             self._agents.kill(self.devices)  # agents work without the head
 
-        # Wait for the points, because `ray.shutdown` crashes this process while another thread
-        # waits inside of Ray.
+        # Wait for the points: `ray.shutdown` crashes this process while another thread waits in
+        # Ray.
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
-        # The guard ends a wait for a head that is cut off, which would take a minute.
+        # Without the guard, Ray would wait a minute for a head that is cut off.
         with start_guard(lambda: lost_head, self._end):
             ray.shutdown()
         if folder := self._connection.folder:
@@ -237,16 +234,21 @@ class RayCluster:
 
 
 def _needs_new_process(process: WorkerProcess, task: Task) -> bool:
-    """Return whether the task must have another process."""
+    """Return whether the task cannot run in this process."""
     if process.environment != task.worker_environment:
         return True
     # User classes may change global state, so two classes never share a process.
-    wants_fresh = task.settings.fresh_workers
-    return process.is_used and (wants_fresh or process.user_class != task.user_class)
+    is_other_class = process.user_class != task.user_class
+    return process.is_used and (task.settings.fresh_workers or is_other_class)
 
 
 class _RunningActors(RunningRanks):
-    """The ranks of a point, as calls of actors in rank order."""
+    """The ranks of a running point; each rank is an actor.
+
+    Args:
+        calls: the call of each actor, in rank order.
+        check_open: raises ClusterError if the cluster is closed.
+    """
 
     def __init__(
         self,
@@ -258,22 +260,22 @@ class _RunningActors(RunningRanks):
         check_open: Callable[[], None],
     ) -> None:
         self.devices = devices
+        # Call without an answer -> rank.
         self._waiting = {call: rank for rank, call in enumerate(calls)}
         self._agents = agents
         self._abort, self._check_open = abort, check_open
         self._looked_s = time.monotonic()
 
     def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
-        # No `ray.get` of all calls at once: it would show one failure and hide the others.
         calls, look_every_s = list(self._waiting), timeouts.POINT_LOOKS_AT_NODES_EVERY_S
         ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, look_every_s))
-        if ready:  # take thousands of answers at once, because each wait looks at all calls
+        if ready:  # take all answers at once, because each wait looks at thousands of calls
             ready, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         self._check_open()
-        ranks = {self._waiting.pop(call): call for call in ready}
-        answers: dict[int, RankAnswer] = {
-            rank: _answer_of(call, rank, self.devices[rank]) for rank, call in ranks.items()
-        }
+        answers: dict[int, RankAnswer] = {}
+        for call in ready:
+            rank = self._waiting.pop(call)
+            answers[rank] = _answer_of(call, rank, self.devices[rank])
         if time.monotonic() < self._looked_s + look_every_s:
             return answers
         self._looked_s = time.monotonic()
@@ -307,11 +309,11 @@ class _RunningActors(RunningRanks):
 
 
 def _answer_of(ref: Any, rank: int, device: Device) -> RankAnswer:
-    """Return the answer of a call that has ended; Ray's errors become a Failure."""
+    """Return the answer of a call that has ended; an error of Ray becomes a Failure."""
     try:
         answer: RankAnswer = ray.get(ref)
     except ray.exceptions.RayError as error:
-        text = click.unstyle(str(error))  # Ray colours its text
+        text = click.unstyle(str(error))  # remove Ray's colours
         is_dead = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.NodeDiedError)
         is_out_of_memory = isinstance(error, ray.exceptions.OutOfMemoryError) or (
             is_dead and ("running low on memory" in text or "memory monitor" in text)

@@ -599,7 +599,7 @@ class NodeAgents:
             for device in devices
         )
 
-    def complete(
+    def add_outputs_and_clocks(
         self, answers: Sequence[RankAnswer], devices: Sequence[Device]
     ) -> list[RankAnswer]:
         """Return the answers with each worker's new output, and measurements with SM clocks (MHz).

@@ -33,9 +33,9 @@ from raybench.records.device import Device
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions
 
-_RACK = "rack"
-# Give up a worker after so many processes in a row were killed while they started.
-_MOST_STARTS = 3
+_RACK_LABEL = "rack"
+# Give up a worker after this many processes in a row were killed while they started.
+_MAX_STARTS = 3
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class WorkerProcess:
     """A process of a worker, which is an actor of Ray."""
 
     actor: Any
-    # Variables of the job that the process was started with.
+    # The job's variables at the start of the process.
     environment: Mapping[str, str]
-    # Whether the process has been given a point.
+    # Whether the process has run a point.
     is_used: bool = False
-    # The user's class of its last point.
+    # The user's class of the last point.
     user_class: str = ""
 
 
@@ -67,13 +67,13 @@ class _Start:
     """A process that is starting."""
 
     slot: Slot
-    # Index of the device on its node; None for a GPU, which Ray has chosen.
+    # Index of the device on its node; None: the GPU that Ray has chosen.
     index: int | None
     process: WorkerProcess
     # Ray's reference to the result of `attach_device`.
     answer: Any
     since_s: float
-    # Number of processes that were started in a row for this worker.
+    # Number of this process among those that were started in a row for the worker.
     attempts: int = 1
 
 
@@ -89,12 +89,11 @@ class _StartResult:
 
 
 class WorkerPool:
-    """All workers, by worker id. Several threads may call it for disjoint workers.
+    """All workers of a run, by worker id. Thread-safe for disjoint workers.
 
     Args:
         log: gets lines for the user.
-        only: devices that may be used; None for all. Ray cannot give a device by name, so the pool
-            also holds unlisted devices, without workers.
+        only: devices that may be used; None for all.
         models: names of device models to prefer; empty for all. Other models are used only if
             `start` finds no preferred model.
     """
@@ -119,7 +118,8 @@ class WorkerPool:
         self._starting: list[_Start] = []
         # Nodes on which a late worker could not be used.
         self._refused_nodes: set[str] = set()
-        # Starts whose device is not in the device list.
+        # Starts that got a device which is not in the device list. Ray cannot give a device by
+        # name, so the pool keeps these devices, in order to get others.
         self._unlisted: list[_Start] = []
         # Number of workers started so far, by node id.
         self._started: Counter[str] = Counter()
@@ -129,11 +129,11 @@ class WorkerPool:
         self._strategy: Strategy = "pack"
         # How long a process may take to start. It grows with the number of workers of a node.
         self._start_limit_s = timeouts.WORKER_START_S
-        # End of --wait, which begins anew when a node is lost.
+        # End of --wait, which begins again when a node is lost.
         self._wait_until_s = 0.0
         # When `refresh` last looked for free devices.
         self._looked_for_workers_s = 0.0
-        # Whether `_wait_until_s` was in the future at the last `refresh`.
+        # Whether --wait had not ended at the last `refresh`.
         self._is_waiting = False
         self._lock = threading.RLock()
 
@@ -153,34 +153,31 @@ class WorkerPool:
 
     @property
     def pending(self) -> int:
-        """Upper bound of the workers that may still join, replacements for lost workers included.
-
-        With a device list, some awaited workers may get GPUs that are not listed.
-        """
+        """Upper bound of the number of workers that may still join."""
         with self._lock:
-            return len(self._starting) + (self._missing if self._is_waiting else 0)
+            return len(self._starting) + (self._missing_count if self._is_waiting else 0)
 
     @property
-    def _missing(self) -> int:
+    def _missing_count(self) -> int:
         """The number of devices that the pool still needs for its workers."""
         if self._only and not self._unclaimed_names:
             return 0
-        held = len(self._workers) + len(self._starting) + len(self._unlisted)
-        return max(0, self._target_count - held + len(self.lost))
+        held_count = len(self._workers) + len(self._starting) + len(self._unlisted)
+        return max(0, self._target_count - held_count + len(self.lost))
 
     @property
     def _unclaimed_names(self) -> list[str]:
-        """The listed devices that have no worker."""
+        """The listed devices that have no worker; empty without a device list."""
+        if self._only is None:
+            return []
         claimed = {device.lasting_name for device in self.devices}
-        return [name for name in self._only.names if name not in claimed] if self._only else []
+        return [name for name in self._only.names if name not in claimed]
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """Start up to `count` workers on free devices, and wait for the first workers.
-
-        `refresh` adds late workers. Call it once, and call `close` even if it raises.
+        """Start up to `count` workers on free devices; `refresh` adds late workers. Call it once.
 
         Args:
-            count: unused with a device list, whose devices get one worker each.
+            count: ignored with a device list, whose devices get one worker each.
             strategy: which devices are taken if more than `count` are free.
 
         Raises:
@@ -190,9 +187,10 @@ class WorkerPool:
         """
         self._target_count, self._strategy = count, strategy
         if self._only:
-            # Only a worker tells which GPU it has, so all GPUs get one to find the listed GPUs.
-            listed = sum(self._only.cpu_workers().values())
-            self._target_count = self._capacity if self.kind == "cuda" else listed
+            # Only a worker can tell which GPU it has, so start a worker on every GPU to find the
+            # listed GPUs.
+            listed_cpu_workers = sum(self._only.cpu_workers().values())
+            self._target_count = self._capacity if self.kind == "cuda" else listed_cpu_workers
         self._wait_until_s = time.monotonic() + self._wait_s
         self._is_waiting = self._wait_s > 0
         if self._only and self.kind == "cpu" and not self._wait_s:
@@ -201,14 +199,14 @@ class WorkerPool:
             missing = [name for name in self._only.names if name.rpartition(":")[0] not in hosts]
             if missing:
                 raise _missing_devices(self._only, missing)
-        first = self._start_first_workers()
-        order = allocator.in_device_order([worker.device for worker in first])
+        first_workers = self._start_first_workers()
+        order = allocator.in_device_order([worker.device for worker in first_workers])
         with self._lock:
             # Set before the checks, so that `close` also ends workers that fail a check.
-            self._workers = [first[position] for position in order]
+            self._workers = [first_workers[position] for position in order]
         self._leave_out_other_models()
         _check_devices(self.devices)
-        # Locking may wait for other sweeps. Drop the requests meanwhile; `refresh` makes new ones.
+        # Locking may wait for other sweeps, so drop the requests; `refresh` makes new requests.
         self._requests.ask_for(0)
         self._reservation.reserve(self.devices)
         self._agents.watch(self.devices)
@@ -217,12 +215,15 @@ class WorkerPool:
         if self.pending:
             wanted = len(self._only.names) if self._only else count
             awaited = len(self._unclaimed_names) if self._only else self.pending
-            self._log(f"{len(first)} of {wanted} workers are there, up to {awaited} may come")
+            self._log(
+                f"{len(first_workers)} of {wanted} workers are there, up to {awaited} may come"
+            )
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that came and note lost workers; wait up to `timeout_s` for a pending worker.
+        """Add workers that have come and note lost workers.
 
-        Takes longer while it starts workers on devices that have become free.
+        Args:
+            timeout_s: how long to wait for a pending worker. Starting a worker takes longer.
 
         Raises:
             ClusterError: the head of the cluster or this host's Ray is gone.
@@ -232,17 +233,17 @@ class WorkerPool:
             self.lose(self._agents.silent_nodes())
             now_s = time.monotonic()
             self._is_waiting = now_s < self._wait_until_s
-            awaited = self._missing if self._is_waiting else 0
+            awaited = self._missing_count if self._is_waiting else 0
             self._requests.ask_for(min(len(self._requests), awaited))
             if (
-                self._missing
+                self._missing_count
                 and now_s > self._looked_for_workers_s + timeouts.LOOK_FOR_WORKERS_EVERY_S
             ):
                 self._looked_for_workers_s = now_s
                 # Do not hold the lock: this may wait for a node, and points must go on.
-                self._start_missing()
-            # The time limit gives up processes that never start.
+                self._start_missing_workers()
             results = self._take_results(self._starting, 0.0, self._start_limit_s)
+            # A list, so that every worker is added.
             has_come = any([self._add_late_worker(result) for result in results])
             if has_come or not self.pending or time.monotonic() >= deadline_s:
                 return
@@ -251,83 +252,89 @@ class WorkerPool:
     def replace(
         self, worker_ids: Collection[int], environment: Mapping[str, str] | None = None
     ) -> dict[int, str]:
-        """Kill the processes of these workers, start new ones, and wait for them.
+        """Kill the processes of these workers, and start new processes on the same devices.
 
-        No point may run on the workers; their process groups break. A worker keeps its device, and
-        is lost if the new process cannot use the device. Lost workers stay lost.
+        No point may run on the workers. A worker is lost if its new process cannot use the device.
 
         Args:
-            worker_ids: workers to replace.
+            worker_ids: workers to replace; lost workers stay lost.
             environment: variables of the job for the new processes; None keeps each worker's own.
 
         Returns:
             Worker id -> why no process starts with these variables. Such a worker has a process
-            without the variables.
+                without the variables.
 
         Raises:
             ClusterError: the head of the cluster or this host's Ray is gone.
         """
         self.lose(self._agents.silent_nodes())
-        worker_of = {self._workers[worker_id].slot: worker_id for worker_id in worker_ids}
-        worker_of = {slot: n for slot, n in worker_of.items() if not self._workers[n].lost_because}
-        workers = [self._workers[worker_id] for worker_id in worker_of.values()]
-        for worker in workers:
+        workers_by_slot: dict[Slot, WorkerHandle] = {}
+        ids_by_slot: dict[Slot, int] = {}
+        for worker_id in worker_ids:
+            worker = self._workers[worker_id]
+            if not worker.lost_because:
+                workers_by_slot[worker.slot], ids_by_slot[worker.slot] = worker, worker_id
+        for worker in workers_by_slot.values():
             ray.kill(worker.process.actor, no_restart=True)
         # Ray does not end a process that hangs in native code, so the agents kill it.
-        self._agents.kill([worker.device for worker in workers])
+        self._agents.kill([worker.device for worker in workers_by_slot.values()])
 
         starts = []
-        for worker in workers:
+        for worker in workers_by_slot.values():
             variables = worker.process.environment if environment is None else environment
             starts.append(self._begin_start(worker.slot, worker.device.index, variables))
         refusals: dict[int, str] = {}
         while starts:
             for start in starts:
-                self._workers[worker_of[start.slot]].process = start.process
+                workers_by_slot[start.slot].process = start.process
             look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
             for result in self._take_results(starts, look_s, limit_s):
-                worker_id = worker_of[result.start.slot]
-                worker, variables = self._workers[worker_id], result.start.process.environment
+                slot = result.start.slot
+                worker, variables = workers_by_slot[slot], result.start.process.environment
                 if result.failure and variables and not worker.lost_because:
-                    # The variables may be the reason. Start a process without them, because other
-                    # points need the device.
+                    # The variables may be the reason. Start a process without variables, because
+                    # other points need the device.
                     text = " ".join(f"{name}={value}" for name, value in variables.items())
-                    refusals[worker_id] = f"with {text} of env, {result.failure}"
-                    starts.append(self._begin_start(worker.slot, worker.device.index, {}))
+                    refusals[ids_by_slot[slot]] = f"with {text} of env, {result.failure}"
+                    starts.append(self._begin_start(slot, worker.device.index, {}))
                 else:
                     self._finish_replacement(worker, result)
             self.lose(self._agents.silent_nodes())
-            starts = [s for s in starts if not self._workers[worker_of[s.slot]].lost_because]
+            starts = [start for start in starts if not workers_by_slot[start.slot].lost_because]
         return refusals
 
     def _finish_replacement(self, worker: WorkerHandle, result: _StartResult) -> None:
-        """Set the device as read by the new process, or mark the worker as lost."""
-        old, failure, device = worker.device, result.failure, result.device
+        """Give the worker its new process and device, or mark the worker as lost."""
+        old_device, failure, device = worker.device, result.failure, result.device
         worker.process = result.start.process
         if device is not None:
-            if device.kind == "cpu" or device.uuid == old.uuid:
-                worker.device = replace(device, rack=old.rack)
+            if device.kind == "cpu" or device.uuid == old_device.uuid:
+                worker.device = replace(device, rack=old_device.rack)
                 return
-            # When a GPU has fallen off the bus, CUDA numbers the other GPUs anew.
+            # The index now means another GPU, because CUDA skips a GPU that has fallen off the bus.
             failure = f"cuda:{device.index} is {device.uuid} now"
             ray.kill(worker.process.actor, no_restart=True)
         failure = failure or "another device came that is not in the list"
+        name = f"{old_device.kind}:{old_device.index} on {old_device.host}"
         with self._lock:
             if worker.lost_because:
                 return
-            worker.lost_because = f"{old.kind}:{old.index} on {old.host} is lost: {failure}"
+            worker.lost_because = f"{name} is lost: {failure}"
         self._log(worker.lost_because)
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Mark all workers of these nodes as lost, and give their devices back to Ray.
 
-        Workers that are starting on the nodes are dropped. The time of --wait begins anew.
+        Starts on the nodes are given up, and the time of --wait begins again.
         """
         if not node_ids:
             return
         with self._lock:
-            lost = [worker for worker in self._workers if worker.slot.node_id in node_ids]
-            lost = [worker for worker in lost if not worker.lost_because]
+            lost = [
+                worker
+                for worker in self._workers
+                if worker.slot.node_id in node_ids and not worker.lost_because
+            ]
             starts = [start for start in self._starting if start.slot.node_id in node_ids]
             for start in starts:
                 self._starting.remove(start)
@@ -341,7 +348,7 @@ class WorkerPool:
             self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost{waiting}")
 
     def close(self) -> None:
-        """Kill all workers, give their devices back to Ray, and forget them; the head must live."""
+        """Kill all workers, and give their devices back to Ray; the head must live."""
         with self._lock:
             _kill_and_release([*self._workers, *self._starting, *self._unlisted])
             self._workers, self._unlisted = [], []
@@ -349,7 +356,7 @@ class WorkerPool:
             self._requests.ask_for(0)
 
     def _start_first_workers(self) -> list[WorkerHandle]:
-        """Start workers on free devices, and return the first workers."""
+        """Start workers on free devices; return the workers that came first."""
         self._wait_for_free_devices()
         workers = self._wait_for_workers()
         if self._only and self._unlisted and not workers:
@@ -361,27 +368,27 @@ class WorkerPool:
         return workers
 
     def _wait_for_free_devices(self) -> None:
-        """Begin starts on free devices; wait up to 60 s for the first free device.
+        """Begin to start workers; wait up to 60 s or the time of --wait for a free device.
 
         Raises:
             ClusterError, DevicesInUseError: no device has become free.
         """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
-        mute_hosts = self._start_missing()
-        while self._missing and time.monotonic() < begun_s + limit_s:
+        mute_hosts = self._start_missing_workers()
+        while self._missing_count and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
-                # Begin with fewer workers: `refresh` starts the others.
+                # Begin with fewer workers; `refresh` starts the other workers.
                 break
             time.sleep(timeouts.POLL_EVERY_S)
-            mute_hosts = self._start_missing()
+            mute_hosts = self._start_missing_workers()
         for host in mute_hosts:
             self._log(f"node {host} gives no worker: it may be frozen or cut off; see `ray status`")
         if not self._starting:
-            raise self._no_device(limit_s)
+            raise self._no_device_error(limit_s)
 
     def _wait_for_workers(self) -> list[WorkerHandle]:
-        """Wait until all processes have started, or for 20 s after the first one."""
+        """Wait until all processes have started, at most 20 s after the first process."""
         deadline_s = time.monotonic() + self._start_limit_s
         workers: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
@@ -395,12 +402,13 @@ class WorkerPool:
             self.lose(self._agents.silent_nodes())
         return workers
 
-    def _no_device(self, waited_s: float) -> ClusterError:
+    def _no_device_error(self, waited_s: float) -> ClusterError:
         """Return the error for a cluster without a free device; it names other sweeps."""
-        own_id = ray.get_runtime_context().get_job_id()
+        own_job_id = ray.get_runtime_context().get_job_id()
         sweeps = []
         for job in jobs():
-            if not job["IsDead"] and job["JobID"] != own_id and "raybench" in job["Entrypoint"]:
+            is_other = not job["IsDead"] and job["JobID"] != own_job_id
+            if is_other and "raybench" in job["Entrypoint"]:
                 text = "`{Entrypoint:.200}` (process {DriverPid} on {DriverIPAddress})"
                 sweeps.append(text.format(**job))
         why = "others may use them"
@@ -411,10 +419,11 @@ class WorkerPool:
             "see `ray status`"
         )
 
-    def _start_missing(self) -> list[str]:
-        """Start missing workers on free devices, without waiting for the workers.
+    def _start_missing_workers(self) -> list[str]:
+        """Begin to start missing workers on free devices.
 
-        Returns the hosts that give no device although Ray counts a free device there.
+        Returns:
+            Hosts that give no device although Ray counts a free device there.
         """
         kind = self.kind
         placed = self._requests.take_placed()
@@ -423,56 +432,64 @@ class WorkerPool:
 
         # Use the devices that requests have brought.
         nodes = {node["NodeID"]: node for node in ray_nodes()}
-        usable, mute = self._usable(free, nodes)
-        useless = free.total() - usable.total()
+        usable, mute_nodes = self._usable_devices(free, nodes)
+        unusable_count = free.total() - usable.total()
         slots: list[Slot] = []
         for slot in placed:
-            if usable[slot.node_id] and len(slots) < self._missing:
+            if usable[slot.node_id] and len(slots) < self._missing_count:
                 usable[slot.node_id] -= 1
                 slots.append(slot)
             else:
                 remove_placement_group(slot.placement)
 
-        # Hold free devices for the others. Open requests will bring their own devices.
-        count = max(0, self._missing - len(slots) - len(self._requests))
+        # Hold free devices for the other workers, except those for which requests are open.
+        count = max(0, self._missing_count - len(slots) - len(self._requests))
         counts = allocator.counts_by_node(usable, count, self._strategy, _racks())
         held = hold_devices(kind, counts)
-        # If no node at all gives a device, Ray may have another reason.
+        # If no node at all gives a device, the nodes need not be the reason.
         if held or slots or self._starting:
-            mute |= counts.keys() - {slot.node_id for slot in held}
+            mute_nodes |= counts.keys() - {slot.node_id for slot in held}
         slots += held
 
         # Request devices before starting workers, because a new node takes minutes. Request none
-        # while useless devices are free, because Ray would place the requests there.
-        self._ask_for_devices(0 if useless else self._missing - len(slots))
+        # while unusable devices are free, because Ray would place the requests there.
+        self._request_devices(0 if unusable_count else self._missing_count - len(slots))
         self._start_on(slots)
-        return sorted(nodes[node]["NodeManagerHostname"] for node in mute)
+        return sorted(nodes[node]["NodeManagerHostname"] for node in mute_nodes)
 
-    def _usable(
+    def _usable_devices(
         self, free: Mapping[str, int], nodes: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Counter[str], set[str]]:
-        """Return how many free devices of each node may get workers, and the mute nodes."""
+        """Return node id -> number of free devices that may get workers, and the mute nodes.
+
+        Args:
+            free: node id -> number of free devices.
+            nodes: node id -> Ray's facts of the node.
+        """
         barred = self._agents.silent_nodes() | self._refused_nodes
         usable = Counter({node: count for node, count in free.items() if node not in barred})
-        # Ray waits minutes for a node that is cut off, and gives no device of other nodes
-        # meanwhile. So leave out nodes that do not listen.
-        raylets = {n: "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[n]) for n in usable}
-        mute = {n for n in usable if why_not_listening(raylets[n], timeouts.NODE_CONNECT_S)}
-        for node in mute:
+        # Leave out nodes that do not listen: Ray waits minutes for a node that is cut off, and
+        # gives no device of other nodes until then.
+        mute_nodes = set()
+        for node in usable:
+            raylet = "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[node])
+            if why_not_listening(raylet, timeouts.NODE_CONNECT_S):
+                mute_nodes.add(node)
+        for node in mute_nodes:
             del usable[node]
         if self.kind == "cpu" and self._only:
             wanted = self._only.cpu_workers()
             for node in usable:
                 listed = wanted.get(nodes[node]["NodeManagerHostname"], 0)
                 usable[node] = max(0, min(usable[node], listed - self._started[node]))
-        return usable, mute
+        return usable, mute_nodes
 
-    def _ask_for_devices(self, count: int) -> None:
-        """While --wait lasts, request up to `count` devices that the cluster does not have."""
+    def _request_devices(self, count: int) -> None:
+        """Until the end of --wait, request up to `count` devices that the cluster does not have."""
         wanted = 0
         if time.monotonic() < self._wait_until_s:
             shortage = self._target_count - count_devices(self.kind)
-            # A request stays after another sweep has taken the node that came for it.
+            # Keep open requests: another sweep may have taken the nodes that came for them.
             wanted = min(count, max(len(self._requests), shortage))
         self._requests.ask_for(wanted)
 
@@ -481,8 +498,8 @@ class WorkerPool:
         most_per_node = max(Counter(slot.node_id for slot in slots).values(), default=0)
         limit_s = timeouts.WORKER_START_S + most_per_node * timeouts.WORKER_START_EACH_S
         self._start_limit_s = max(self._start_limit_s, limit_s)
-        # Workers load while the agents start. `_begin_start` comes later, because the agents must
-        # read how much memory is in use before a worker touches its device.
+        # Start the processes first, because they load modules while the agents start. They attach
+        # devices last, because the agents must first read how much memory is in use.
         actors = [start_worker(self.kind, slot) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
         for slot, actor in zip(slots, actors, strict=True):
@@ -495,7 +512,12 @@ class WorkerPool:
     def _begin_start(
         self, slot: Slot, index: int | None, environment: Mapping[str, str], actor: Any = None
     ) -> _Start:
-        """Let `actor`, or a new process without one, take the device; does not wait."""
+        """Make a process attach its device; do not wait.
+
+        Args:
+            index: index of the device on its node; None: the GPU that Ray has chosen.
+            actor: the process; None starts a new process with the variables `environment`.
+        """
         actor = actor or start_worker(self.kind, slot, environment)
         names = self._only.names if self._only else None
         return _Start(
@@ -511,12 +533,11 @@ class WorkerPool:
     ) -> list[_StartResult]:
         """Remove starts that have ended from `starts`, and return their results.
 
-        A process that was killed is started again, as a new element of `starts`. A node whose Ray
-        has ended is lost.
+        Processes that were killed are started again. Nodes whose Ray has ended are marked as lost.
 
         Args:
             wait_s: how long to wait for the first result.
-            limit_s: a start fails after so long.
+            limit_s: time limit of a start.
         """
         answers = [start.answer for start in starts]
         done = ray.wait(answers, num_returns=1, timeout=wait_s)[0] if answers else []
@@ -530,8 +551,8 @@ class WorkerPool:
                     result = _StartResult(start=start, device=ray.get(start.answer))
                 except ray.exceptions.RayError as error:
                     result = _StartResult(start=start, failure=why_no_start(error))
-                    # Try again only after a kill: a process that failed by itself would fail again.
-                    if was_killed(error) and self._start_again(starts, result):
+                    # A process that failed by itself would fail again.
+                    if was_killed(error) and self._try_again(starts, result):
                         continue
             elif time.monotonic() < start.since_s + limit_s:
                 continue
@@ -549,15 +570,12 @@ class WorkerPool:
             results.append(result)
         return results
 
-    def _start_again(self, starts: list[_Start], result: _StartResult) -> bool:
-        """Replace a killed start in `starts`; return whether this was done.
-
-        Nothing is done after the last attempt, or if Ray has ended on the node.
-        """
+    def _try_again(self, starts: list[_Start], result: _StartResult) -> bool:
+        """Replace a killed start in `starts` by a new start; return False if this is hopeless."""
         start = result.start
-        if start.attempts >= _MOST_STARTS:
+        if start.attempts >= _MAX_STARTS:
             return False
-        # Raise if the process has died with this host's Ray.
+        # This raises if the process has died with this host's Ray.
         self._agents.check_head(start.slot.node_id)
         if self._agents.has_ended(start.slot.node_id):
             return False
@@ -573,14 +591,14 @@ class WorkerPool:
         """Return the new worker; None if its device is not in the device list."""
         start, device = result.start, result.device
         if device is None:
-            # Keep holding the device, so that Ray gives other devices to the next workers.
+            # Keep the device, so that Ray gives other devices to the next workers.
             self._unlisted.append(start)
             return None
         device = replace(device, rack=_racks().get(device.node_id, ""))
         return WorkerHandle(slot=start.slot, device=device, process=start.process)
 
     def _add_late_worker(self, result: _StartResult) -> bool:
-        """Add a worker that `refresh` has awaited; return whether it can be used."""
+        """Add a late worker to the pool, or refuse it; return whether it was added."""
         if result.failure:
             self._refuse(result.start, result.failure)
             return False
@@ -600,9 +618,9 @@ class WorkerPool:
 
     def _why_unusable(self, device: Device) -> str:
         """Lock the device of a late worker; return why it cannot be used, or ""."""
-        used = [worker.device for worker in self._workers if not worker.lost_because]
+        usable = [worker.device for worker in self._workers if not worker.lost_because]
         try:
-            _check_devices([*used, device])
+            _check_devices([*usable, device])
             return self._why_other_model(device) or self._reservation.try_reserve(device)
         except ClusterError as error:
             return str(error)
@@ -610,7 +628,8 @@ class WorkerPool:
     def _leave_out_other_models(self) -> None:
         """Refuse workers of other models, unless no worker has a preferred model."""
         reasons = {worker: self._why_other_model(worker.device) for worker in self._workers}
-        if all(reasons.values()):
+        has_preferred_model = not all(reasons.values())
+        if not has_preferred_model:
             return
         for worker, reason in reasons.items():
             if reason:
@@ -619,26 +638,31 @@ class WorkerPool:
                 self._refuse(worker, reason)
 
     def _why_other_model(self, device: Device) -> str:
+        """Return why the model of the device is not preferred; "" if it is."""
         if not self._models or device.name in self._models:
             return ""
         models = ", ".join(sorted(self._models))
         return f"{device.host} has {device.name}, this run was measured on {models}"
 
     def _refuse(self, refused: WorkerHandle | _Start, reason: str) -> None:
-        """End a worker, and start no other worker on its node. No list may have the worker."""
+        """End a worker that is not in the pool, and start no other worker on its node."""
         self._refused_nodes.add(refused.slot.node_id)
         ray.kill(refused.process.actor, no_restart=True)
         # Release the placement group unless it also holds devices of other workers.
-        held: list[WorkerHandle | _Start] = [*self._workers, *self._starting, *self._unlisted]
-        if refused.slot.placement not in {other.slot.placement for other in held}:
+        others: list[WorkerHandle | _Start] = [*self._workers, *self._starting, *self._unlisted]
+        if refused.slot.placement not in {other.slot.placement for other in others}:
             remove_placement_group(refused.slot.placement)
         self._log(f"a worker is left out: {reason}")
 
 
 def _racks() -> dict[str, str]:
     """Return node id -> NAME of `ray start --labels rack=NAME`, for nodes that have the label."""
-    labels = {node["NodeID"]: node.get("Labels") or {} for node in ray_nodes()}
-    return {node: names[_RACK] for node, names in labels.items() if _RACK in names}
+    racks = {}
+    for node in ray_nodes():
+        labels = node.get("Labels") or {}
+        if _RACK_LABEL in labels:
+            racks[node["NodeID"]] = labels[_RACK_LABEL]
+    return racks
 
 
 def _missing_devices(only: DeviceList, missing: Sequence[str]) -> ClusterError:
@@ -661,11 +685,12 @@ def _check_devices(devices: Sequence[Device]) -> None:
     """Raise ClusterError if two workers have the same device, or other versions than the driver."""
     if shared := allocator.devices_shared(devices):
         raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
-    ours = package_versions()
+    driver_versions = package_versions()
     for device in devices:
-        for name in ours.keys() & device.versions.keys():
-            if ours[name] != device.versions[name]:
+        for name in driver_versions.keys() & device.versions.keys():
+            here, there = driver_versions[name], device.versions[name]
+            if here != there:
                 raise ClusterError(
-                    f"{name} is {ours[name]} here and {device.versions[name]} on {device.host} "
+                    f"{name} is {here} here and {there} on {device.host} "
                     f"({device.address}): install the same version on every node"
                 )
