@@ -1,15 +1,13 @@
-"""Watchers that end the processes which a dead driver or worker leaves behind.
+"""Watchers that kill the processes which a dead driver or worker leaves behind (orphans).
 
-Ray 2.60 ends the process group of a dead worker, but not processes that have left the group, such
-as daemons. It does not notice the death while a forked child holds the sockets of the worker. A
-worker that hangs outlives its raylet, and two agents of a private Ray outlive the driver by a
+Ray 2.60 does not end processes that have left the process group of a dead worker, such as daemons.
+A worker that hangs outlives its raylet, and two agents of a private Ray outlive the driver by a
 minute.
 
 A watcher is a small Python process that sleeps until the process that it watches, or the raylet of
-a worker, has ended. It then kills all processes with its mark in their first environment, for a
-worker also its process group, and their descendants. Ray's agents overwrite their environment with
-their titles, so a driver sends the ids of the agents that it has started. A process is missed if it
-was started with another environment, has left the group and has lost its parent.
+a worker, has ended. It then kills all processes that were started with its mark in their
+environment, for a worker also its process group, and all descendants. Ray's agents overwrite their
+environment with their titles, so a driver sends the ids of the agents that it has started.
 """
 
 from __future__ import annotations
@@ -30,13 +28,13 @@ if TYPE_CHECKING:
 MARK = "RAYBENCH_MARK"
 # The variable with the mark of the driver. Workers have it in addition to their own mark.
 _DRIVERS_MARK = "RAYBENCH_DRIVERS_MARK"
-# Name of a file. The watcher does not remove a folder that has it.
+# The watcher does not remove a folder that has a file of this name.
 KEPT = "kept"
 # Ray's processes need time to end by themselves, and a worker to write its last lines to the log.
 _GRACE_S = 5.0
-# Give up after so long: a process that waits for a device cannot be killed.
+# How long the watcher tries to kill: a process that waits for a device cannot be killed.
 _LIMIT_S = 15.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def new_mark() -> str:
@@ -45,11 +43,11 @@ def new_mark() -> str:
 
 
 def reap_orphans_of_worker() -> None:
-    """Start a watcher that kills what this worker leaves behind when it ends.
+    """Start a watcher that kills the orphans of this worker.
 
-    The watcher kills all processes with the value of MARK, which must be a `new_mark`. It also
-    kills the worker 5 s after its raylet has ended. Call it once, in a child of the raylet. The
-    worker becomes a group leader. Before Linux 5.3 there is no watcher.
+    The watcher also kills the worker 5 s after its raylet has ended. Call it once, in a child of
+    the raylet whose variable MARK is a `new_mark`. The worker becomes a group leader. Before Linux
+    5.3 there is no watcher.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -58,16 +56,16 @@ def reap_orphans_of_worker() -> None:
 
 @contextmanager
 def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[None]:
-    """Let a watcher kill the processes started in the context 5 s after this process ends.
+    """Let a watcher kill the processes started in the `with` block 5 s after this process ends.
 
-    It also kills all children that this process has when the context ends. A child that was forked
-    in the context without exec must end first. Before Linux 5.3 there is no watcher.
+    A child that was forked in the block without exec must end in the block. Before Linux 5.3 there
+    is no watcher.
 
     Args:
         folder: absolute path of a folder that the watcher removes at last, unless the folder has a
             file KEPT; "" for none.
     """
-    # The watcher runs this file alone, without these modules.
+    # Import here, because the watcher runs this file and must stay small.
     import psutil
 
     from raybench.records.environment import set_variables
@@ -87,15 +85,15 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
 
 
 def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder: str = "") -> None:
-    """Start a watcher of this process; does nothing before Linux 5.3, which has no pidfd.
+    """Start a watcher of this process; do nothing before Linux 5.3, which has no pidfd.
 
     Args:
         mark: value of MARK in the environment of the processes to kill.
         raylet: process id of the raylet of a worker; 0 for a driver.
         ids: descriptor of a pipe with the ids of more processes to kill.
-        folder: see `reap_orphans_of_children`.
+        folder: folder that the watcher removes at last; "" for none.
     """
-    # Imported here, because the watcher must stay small.
+    # Import here, because the watcher runs this file and must stay small.
     import subprocess
 
     import psutil
@@ -103,10 +101,10 @@ def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder
     if not hasattr(os, "pidfd_open"):
         return
     packages = os.path.dirname(os.path.dirname(psutil.__file__))  # noqa: PTH120
-    words = [str(os.getpid()), str(raylet), mark, packages, folder]
-    command = [sys.executable, "-I", "-S", __file__, *words]
-    # The empty environment leaves the watcher without a mark, or it would kill itself. If it cannot
-    # start, it writes the reason to stderr, and points can be measured without it.
+    arguments = [str(os.getpid()), str(raylet), mark, packages, folder]
+    command = [sys.executable, "-I", "-S", __file__, *arguments]
+    # Give an empty environment: with the mark, the watcher would kill itself. A watcher that cannot
+    # start writes the reason to stderr, and points can be measured without a watcher.
     null = subprocess.DEVNULL
     stdin = null if ids is None else ids
     subprocess.run(command, env={}, cwd="/", start_new_session=True, stdin=stdin, stdout=null)
@@ -120,20 +118,21 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
         packages: folder that has psutil.
     """
     watched = [os.pidfd_open(number) for number in (process, raylet) if number]
-    # Fork, so that the watcher is no child of the worker: Ray kills such children.
+    # Fork, so that the watcher is no child of the worker: Ray kills the children of a worker.
     if os.fork():
         return
+    # Release the worker's stderr, because a reader may wait until every process has closed it.
     os.dup2(1, 2)
     sys.path.append(packages)
     # Reading ends when the driver has sent all ids, or has ended.
     ids = set(map(int, sys.stdin.read().split()))
-    orphans = {agent for agent in _living() if agent.pid in ids} if ids else set()
+    orphans = {agent for agent in _living_processes() if agent.pid in ids} if ids else set()
 
     # Sleep until the process or the raylet ends.
     ended, _, _ = select.select(watched, [], [])
     group = process if raylet else None
     kill_s = time.monotonic() + (0.0 if raylet and watched[0] in ended else _GRACE_S)
-    # Search before it is time to kill: a process of Ray may lose its parent meanwhile.
+    # Search before it is time to kill, because a process of Ray may lose its parent until then.
     while (orphans := _find_orphans(orphans, mark, group)) or time.monotonic() < kill_s:
         if time.monotonic() >= kill_s:
             for orphan in orphans:
@@ -141,7 +140,7 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
                     os.kill(orphan.pid, signal.SIGKILL)
         if time.monotonic() > kill_s + _LIMIT_S:
             break
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     if folder and not os.path.exists(f"{folder}/{KEPT}"):  # noqa: PTH110
         import shutil
 
@@ -149,15 +148,22 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
 
 
 def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> set[psutil.Process]:
-    """Return the living processes that are known, marked or of the group, and their descendants."""
-    living = _living()
+    """Return the living processes to kill: known, marked or group members, and descendants.
+
+    Args:
+        known: orphans that were found before.
+        group: process group of a worker; None for a driver.
+    """
+    living = _living_processes()
     orphans = set()
     for process in living:
-        marks = process.info["environ"] or {}
-        is_ours = process in known or mark in (marks.get(MARK), marks.get(_DRIVERS_MARK))
-        with suppress(ProcessLookupError):
-            if is_ours or (group is not None and os.getpgid(process.pid) == group):
-                orphans.add(process)
+        variables = process.info["environ"] or {}
+        is_orphan = process in known or mark in (variables.get(MARK), variables.get(_DRIVERS_MARK))
+        if group is not None:
+            with suppress(ProcessLookupError):
+                is_orphan |= os.getpgid(process.pid) == group
+        if is_orphan:
+            orphans.add(process)
     # Add the descendants, one generation at a time.
     while True:
         parents = {orphan.pid for orphan in orphans}
@@ -167,8 +173,8 @@ def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> s
         orphans |= children
 
 
-def _living() -> list[psutil.Process]:
-    # Imported here: psutil would be half of the memory of a watcher that sleeps.
+def _living_processes() -> list[psutil.Process]:
+    # Import late: psutil would be half of the memory of a watcher that sleeps.
     import psutil
 
     ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)

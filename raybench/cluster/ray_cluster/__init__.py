@@ -2,10 +2,10 @@
 
 import os
 
-# Ray reads these variables when it is imported, which the modules of this room do.
+# Ray reads these variables when it is imported, so this file sets them first.
 # The uv hook would build a new environment for every worker (ray#59639).
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-# A thread that calls Ray after `ray.shutdown` would start a second Ray, on the outside address.
+# A thread that calls Ray after `ray.shutdown` would start a second Ray, open to the network.
 os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
 # These silence Ray's own lines.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -22,14 +22,13 @@ from raybench.records.environment import variables_that_matter
 from raybench.records.measurement import RankAnswer
 from raybench.records.task import GroupSpec, RankInfo, Task
 
-# Prefixes of variables that workers take over from the driver. CUDA_ is missing, because such
-# variables name devices and files of the driver's host.
-_FORWARDED = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
+# Prefixes of variables that workers take over from the driver. CUDA_ variables name devices and
+# files of the driver's host, so they are not taken over.
+_FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
-# When a peer dies, NCCL over sockets notices, and torch's watchdog of each survivor would wait for
-# 60 s, dump its recording, and end the process. With these variables the watchdog only logs. No
-# evidence is lost: a look at a hang reads the recording itself (raybench.hangs).
-_SURVIVE_A_PEER = {
+# After the death of a rank, torch's watchdog of each other rank would end its process. With these
+# variables the watchdog only logs.
+_SURVIVE_DEATH_OF_RANK = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
@@ -54,10 +53,10 @@ class _Worker:
     def attach_device(
         self, kind: DeviceKind, index: int | None = None, only: Collection[str] | None = None
     ) -> Device | None:
-        """Take a device and return it; None if it is not in `only`.
+        """Take a device and return it; None if the device is not in `only`.
 
         Args:
-            index: index of the device on its node; None takes the GPU that Ray has assigned.
+            index: index of the device on its node; None: the GPU that Ray has assigned.
             only: names of the devices that may be used; None for all.
         """
         from raybench.hangs.responder import choose_ras_address
@@ -79,15 +78,15 @@ class _Worker:
         device = self._worker.identity(node_id=node_id, address=node_address())
         return device if only is None or device.lasting_name in only else None
 
-    def run(self, task: Task, place: RankInfo, group: GroupSpec | None) -> RankAnswer:
-        return self._worker.run(task, place, group)
+    def run(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> RankAnswer:
+        return self._worker.run(task, rank_info, group)
 
     def leave(self) -> None:
         self._worker.leave()
 
 
 def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | None = None) -> Any:
-    """Start a worker process on a slot, without waiting; return the handle of its actor.
+    """Start a worker process on a slot; do not wait. Return the handle of the actor.
 
     Call `attach_device` of the actor next.
 
@@ -97,16 +96,20 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
     placement = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
     )
+    # The user means these variables for the workers on all nodes, as srun forwards them.
+    forwarded = {
+        name: value
+        for name, value in variables_that_matter().items()
+        if name.startswith(_FORWARDED_PREFIXES)
+    }
     variables = {
-        **_SURVIVE_A_PEER,
-        # srun forwards variables too: the user means them for the workers on every node.
-        **{name: v for name, v in variables_that_matter().items() if name.startswith(_FORWARDED)},
+        **_SURVIVE_DEATH_OF_RANK,
+        **forwarded,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "RAY_worker_niceness": "0",
-        # Switch off log rotation, which Ray does in threads of the worker, behind a pipe: they
-        # disturb the measurement, and lose the last lines of a crash. The node's agent limits the
-        # log instead.
+        # Ray rotates logs in threads of the worker, which disturb the measurement and lose the last
+        # lines of a crash. The node's agent limits the log instead.
         "RAY_ROTATION_MAX_BYTES": "0",
         # NCCL is slow or hangs across hosts when each rank sees one GPU (ray#61073).
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
@@ -125,11 +128,7 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
 
 
 def why_no_start(error: Exception) -> str:
-    """Return one line for the user that says why a worker did not start.
-
-    Args:
-        error: Ray's error.
-    """
+    """Return why a worker did not start, by Ray's error, as one line for the user."""
     text = str(error).strip()
     node = re.search(r"\bip=([^,)]+)", text)
     if isinstance(error, ray.exceptions.RayTaskError):
@@ -146,11 +145,7 @@ def why_no_start(error: Exception) -> str:
 
 
 def how_it_died(text: str) -> str:
-    """Return how a process ended, as "died by SIGSEGV".
-
-    Args:
-        text: text of Ray's error.
-    """
+    """Return how a process ended, as "died by SIGSEGV", from the text of Ray's error."""
     if match := _EXIT_CODE.search(text):
         code, signal = match.groups()
         return f"died by {signal}" if signal else f"ended with exit code {code}"
@@ -159,12 +154,20 @@ def how_it_died(text: str) -> str:
             "ended without a word: by os._exit, or by a signal as SIGKILL, which the kernel sends "
             "out of memory"
         )
-    marks = ("Worker exit detail:", "The actor died because", "The actor is dead because")
-    reason = next((text.split(mark, 1)[1] for mark in marks if mark in text), text).strip()
-    return "died: " + reason.partition("\n")[0].partition(" Some common causes")[0]
+    reason = text
+    for introduction in (
+        "Worker exit detail:",
+        "The actor died because",
+        "The actor is dead because",
+    ):
+        if introduction in text:
+            _, reason = text.split(introduction, 1)
+            break
+    first_line, _, _ = reason.strip().partition("\n")
+    return "died: " + first_line.partition(" Some common causes")[0]
 
 
 def was_killed(error: Exception) -> bool:
-    """Return whether a starting worker was killed, rather than that its constructor failed."""
+    """Return whether a worker was killed while it started; False if its constructor raised."""
     is_death = isinstance(error, ray.exceptions.RayActorError)
     return is_death and "creation task" not in str(error)

@@ -1,7 +1,6 @@
 """Devices that Ray holds for this sweep, and requests for devices that the cluster lacks.
 
-Each placement group has devices of one node. A group of all devices would come whole or not at all,
-and would not survive a lost node.
+Each placement group has devices of one node, so that it survives the loss of other nodes.
 """
 
 from __future__ import annotations
@@ -38,22 +37,25 @@ class Slot:
 
 def count_devices(kind: DeviceKind) -> int:
     """Return the number of devices of all living nodes, free or not."""
-    totals = (node["Resources"] for node in ray_nodes() if node["Alive"])
-    return sum(int(total.get(RESOURCE[kind], 0)) for total in totals)
+    resources = (node["Resources"] for node in ray_nodes() if node["Alive"])
+    return sum(int(of_node.get(RESOURCE[kind], 0)) for of_node in resources)
 
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:
-    """Return node id -> number of free devices, for living nodes that have a free device."""
+    """Return node id -> number of free devices, for living nodes with a free device."""
     available = free_resources_by_node()
-    alive = [node["NodeID"] for node in ray_nodes() if node["Alive"]]
-    free = {node: int(available.get(node, {}).get(RESOURCE[kind], 0)) for node in alive}
-    return {node: count for node, count in free.items() if count}
+    free = {}
+    for node in ray_nodes():
+        count = int(available.get(node["NodeID"], {}).get(RESOURCE[kind], 0))
+        if node["Alive"] and count:
+            free[node["NodeID"]] = count
+    return free
 
 
 def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
-    """Reserve devices in Ray and return a slot for each; waits up to 2 s.
+    """Reserve devices in Ray and return a slot for each; wait up to 2 s.
 
-    A node gives all wanted devices or none, as one placement group.
+    A node gives all wanted devices or none.
 
     Args:
         wanted: node id -> number of devices, at least 1.
@@ -66,7 +68,7 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
         )
         for node, count in wanted.items()
     }
-    # Not `PlacementGroup.wait`, which often returns False for a ready group within 1 s.
+    # `PlacementGroup.wait` often returns False for a group that was ready within 1 s.
     calls = [placement.ready() for placement in groups.values()]
     done = ray.wait(calls, num_returns=len(calls), timeout=timeouts.PLACEMENT_S)[0]
     slots = []
@@ -79,14 +81,12 @@ def hold_devices(kind: DeviceKind, wanted: Mapping[str, int]) -> list[Slot]:
 
 
 class DeviceRequests:
-    """Requests for devices that the cluster lacks.
-
-    Each request is a pending placement group: Ray's autoscaler starts nodes for it, and Ray removes
-    it when this process ends. A request by `ray.autoscaler.sdk.request_resources` would stay, and
-    would overwrite the request of another sweep.
-    """
+    """Requests for devices that the cluster lacks, so that Ray's autoscaler starts nodes."""
 
     def __init__(self, kind: DeviceKind) -> None:
+        # Each request is a pending placement group, which Ray removes when this process ends. A
+        # request by `ray.autoscaler.sdk.request_resources` would outlive this process, and would
+        # overwrite the request of another sweep.
         self._resource = RESOURCE[kind]
         self._groups: list[PlacementGroup] = []
 
@@ -94,14 +94,14 @@ class DeviceRequests:
         return len(self._groups)
 
     def ask_for(self, count: int) -> None:
-        """Add or remove requests until there are `count`."""
+        """Add or remove requests until there are `count` requests."""
         while len(self._groups) > count:
             remove_placement_group(self._groups.pop())
         while len(self._groups) < count:
             self._groups.append(placement_group([{self._resource: 1.0}]))
 
     def take_placed(self) -> list[Slot]:
-        """Remove the requests that have got a device, and return a slot for each."""
+        """Remove the requests that have got a device, and return a slot for each of them."""
         slots = []
         for group in self._groups:
             table = placement_group_table(group)

@@ -19,13 +19,13 @@ from raybench.records.task import GroupSpec
 
 
 class _Store:
-    """The actor on the driver's node with the rendezvous store of all process groups."""
+    """The actor with the rendezvous store of all process groups, on the driver's node."""
 
     def __init__(self) -> None:
+        # Import torch in this actor only.
         from raybench.worker.process_group import break_group, serve_store
 
         self._store = serve_store(node_address())
-        # Keep the function, because its module is imported in this actor only.
         self._break_group = break_group
 
     def endpoint(self) -> tuple[str, int]:
@@ -36,9 +36,7 @@ class _Store:
 
 
 class ProcessGroups:
-    """Which workers are in which process group.
-
-    A group is kept while consecutive points use the same workers.
+    """The process groups of the workers; a group is kept for later points on the same workers.
 
     Args:
         replace: replaces the processes of workers that do not leave their group.
@@ -58,11 +56,11 @@ class ProcessGroups:
         # Handle of the `_Store`.
         self._store: Any = None
         # Numbers for the names of groups.
-        self._numbers = itertools.count()
+        self._group_numbers = itertools.count()
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Start the store early, so that the first `join` need not wait for it. Call it once."""
+        """Start the store early, so that the first `join` does not wait for the store."""
         self._store = start_on_node(_Store, ray.get_runtime_context().get_node_id())
 
     def join(self, worker_ids: tuple[int, ...]) -> GroupSpec | None:
@@ -74,21 +72,22 @@ class ProcessGroups:
             worker_ids: in rank order.
 
         Raises:
-            ClusterError: the store does not answer, or `leave` raises.
+            ClusterError: the store does not answer, or the cluster is gone or closed.
         """
         with self._lock:
-            endpoint = self._endpoint() if len(worker_ids) > 1 else None
-            last = self._groups.get(worker_ids)
+            endpoint = self._store_endpoint() if len(worker_ids) > 1 else None
+            group = self._groups.get(worker_ids)
             # A group of a store that has died cannot be used any more.
-            if last and (last.store_address, last.store_port) == endpoint:
-                return last
+            if group and (group.store_address, group.store_port) == endpoint:
+                return group
             self.leave(worker_ids)
             if endpoint is None:
                 return None
             address, port = endpoint
-            name = f"group-{next(self._numbers)}"
-            self._groups[worker_ids] = GroupSpec(name=name, store_address=address, store_port=port)
-            return self._groups[worker_ids]
+            name = f"group-{next(self._group_numbers)}"
+            group = GroupSpec(name=name, store_address=address, store_port=port)
+            self._groups[worker_ids] = group
+            return group
 
     def leave(self, worker_ids: Sequence[int]) -> None:
         """End all groups of these workers; the members must be idle.
@@ -102,8 +101,8 @@ class ProcessGroups:
             for members in self._groups_with(worker_ids):
                 group = self._groups.pop(members)
                 if not self._pool.lost.isdisjoint(members):
-                    # Leaving is a collective, which a lost member cannot join. So only abort the
-                    # group; the remaining members leave it when they join their next group.
+                    # A lost member cannot take part in leaving, which is a collective. So abort the
+                    # group; the other members leave it when they join their next group.
                     self.abort(group)
                     continue
                 calls = [self._pool[n].process.actor.leave.remote() for n in members]
@@ -113,19 +112,19 @@ class ProcessGroups:
                     self._replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Drop the groups of these workers from the list; the groups must have ended."""
+        """Drop the groups of these workers, which must have ended."""
         with self._lock:
             for members in self._groups_with(worker_ids):
                 del self._groups[members]
 
     def abort(self, group: GroupSpec | None) -> None:
-        """Tell the members to abort the group, without waiting. `forget` must drop the group."""
+        """Tell the members to abort the group; do not wait. The caller must `forget` the group."""
         store = self._store  # a copy, because another thread may set the attribute to None
         if group is not None and store is not None:
             store.break_group.remote(group)
 
     def close(self) -> None:
-        """End the store, and drop all groups without telling their members."""
+        """End the store, and drop all groups; the members are not told."""
         if self._store is not None:
             ray.kill(self._store, no_restart=True)
         self._store, self._groups = None, {}
@@ -133,8 +132,8 @@ class ProcessGroups:
     def _groups_with(self, worker_ids: Sequence[int]) -> list[tuple[int, ...]]:
         return [members for members in self._groups if not set(members).isdisjoint(worker_ids)]
 
-    def _endpoint(self) -> tuple[str, int]:
-        """Return address and port of the store; start a new store if the last store has died."""
+    def _store_endpoint(self) -> tuple[str, int]:
+        """Return address and port of the store; start a new store if the old store has died."""
         for _ in range(2):
             if self._store is None:
                 self.start()

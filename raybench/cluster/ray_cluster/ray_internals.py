@@ -43,24 +43,23 @@ class NoTokenError(Exception):
 
 
 def silence_raylets() -> None:
-    """Keep reports of raylets off stdout: Ray prints them even with `log_to_driver=False`."""
+    """Keep messages of raylets off stdout: Ray prints them even with `log_to_driver=False`."""
     ray._private.worker.print_to_stdstream = _do_nothing
 
 
 def reload_settings() -> None:
-    """Read Ray's mode and token from the environment again, after an earlier private Ray."""
+    """Make Ray read its mode and token from the environment again."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
 def use_token_of_user() -> None:
-    """Let `ray.init` authenticate with the user's token, if there is one.
-
-    Ray uses the token unasked only for its own address "auto".
+    """Let `ray.init` authenticate with the user's token, if there is a token.
 
     Raises:
         NoTokenError: token authentication is on, and there is no token.
     """
+    # By itself, Ray does this only for its own address "auto".
     try:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     except ray.exceptions.AuthenticationError:
@@ -80,11 +79,10 @@ def default_folder() -> Path:
 def is_head(address: str, timeout_s: float) -> bool:
     """Return whether a Ray head answers at HOST:PORT.
 
-    A child process connects, because Ray aborts a process whose token is refused.
-
     Raises:
         NoTokenError: the head refuses our token.
     """
+    # Connect in a child process, because Ray aborts a process whose token is refused.
     command = [sys.executable, "-P", "-c", _CONNECT_TO_HEAD, address]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
@@ -99,10 +97,10 @@ def is_head(address: str, timeout_s: float) -> bool:
 def private_ray() -> Iterator[None]:
     """Make `ray.init` start a Ray that only this process can reach, without unused programs."""
     variables = {
-        # The programs of this Ray get a token by their environment, not from the user's file.
+        # Give the token by the environment, so that Ray does not use the user's file.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # While Ray waits for its head, it holds the GIL, so no `start_guard` can run. Wait less.
+        # Shorten Ray's waits for its head, because Ray holds the GIL and no `start_guard` can run.
         "RAY_gcs_server_port_wait_time_s": "15",
         "RAY_py_gcs_connect_timeout_s": "5",
         "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),
@@ -110,7 +108,7 @@ def private_ray() -> Iterator[None]:
     }
     node: Any = ray._private.node.Node
     constants: Any = ray._private.ray_constants
-    # Ray listens on loopback alone only if this is False and its node's address is 127.0.0.1.
+    # (owner, attribute, value). Without the first patch, Ray would listen on all networks.
     patches: list[tuple[Any, str, Any]] = [(constants, "ENABLE_RAY_CLUSTER", False)]
     patches += [(node, name, _do_nothing) for name in _UNUSED_PROGRAMS if hasattr(node, name)]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
@@ -130,7 +128,7 @@ def start_private_node(folder: Path, **options: Any) -> None:
 
     Args:
         folder: folder of Ray's session.
-        options: of `ray.init`; `_system_config` is one.
+        options: options of `ray.init`, such as `_system_config`.
     """
     ray.init(address="local", _node_ip_address="127.0.0.1", _temp_dir=str(folder), **options)
 

@@ -1,13 +1,12 @@
 """Find, join or start the Ray cluster of a sweep, and notice when it is gone.
 
-Nobody else can reach a private Ray of a sweep. By default, Ray 2.60 writes its token to
-~/.ray/auth_token with mode 0644, opens its session folder to everybody (0777), and listens on the
-outside address. So a private Ray gets its token by the environment, a closed folder (0700), and
-loopback alone.
+Only this user can reach a private Ray of a sweep. By default, Ray 2.60 writes its token to
+~/.ray/auth_token with mode 0644, opens its session folder to everybody (0777), and listens on all
+networks. So a private Ray gets its token by the environment, a closed folder (0700), and loopback
+alone.
 
-A `start_guard` ends this process if Ray is gone while a call into Ray hangs. Nothing interrupts
-such a call: Ray waits half a minute for a dead raylet, or a minute for a dead head, and then ends
-the process with a message of its own.
+A `start_guard` ends this process if Ray is gone while a call into Ray hangs. Such a call cannot be
+interrupted: Ray waits up to a minute for a dead program, and then ends the process.
 """
 
 from __future__ import annotations
@@ -36,7 +35,11 @@ from raybench.errors import ClusterError, UsageError
 from raybench.records.device import DeviceKind
 from raybench.records.environment import usable_cores
 
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "raybench"}
+_INIT_OPTIONS: dict[str, Any] = {
+    "log_to_driver": False,
+    "logging_level": "ERROR",
+    "namespace": "raybench",
+}
 _HEAD = "the head of the Ray cluster"
 _NO_TOKEN = (
     "the cluster asks for a token that this process does not have; set RAY_AUTH_MODE=token, and "
@@ -47,14 +50,15 @@ _NO_TOKEN = (
 _ADDRESS_FILE = "ray_current_cluster"
 _ADDRESS = re.compile(r"[\w.:\[\]-]+:\d{1,5}")
 
-_PREFIX = "raybench-"
-# A folder in the closed one, because Ray opens its own folder to everybody.
+_FOLDER_PREFIX = "raybench-"
+# Ray opens its own folder to everybody, so it lies in a folder that only this user can enter.
 _RAYS_FOLDER = "r"
-# The longest path of a socket on Linux, of our folder, and of Ray's longest socket in that folder.
-_SOCKET_PATH_BYTES = 107
+# Longest path of a socket on Linux, and lengths of our folder and of Ray's longest socket in it.
+_MAX_SOCKET_PATH_BYTES = 107
 _FOLDER_BYTES = len("/raybench-12345678/r")
 _RAYS_SOCKET_BYTES = len("/session_2026-11-22_03-57-34_123456_1234567/sockets/plasma_store")
 _OBJECT_STORE_BYTES = 256 * MIB
+# Program of a private Ray -> its name for the user.
 _PROGRAMS = {"gcs_server": "its head", "raylet": "its raylet"}
 
 
@@ -64,34 +68,34 @@ class Connection:
 
     # The cluster in words, for the user.
     where: str
-    # Program of Ray that the sweep cannot do without -> HOST:PORT.
+    # Program of Ray that the sweep needs -> HOST:PORT.
     needed: Mapping[str, str]
     kind: DeviceKind
     # Devices of `kind` on all nodes. With `wait_s` at least the number of wanted devices.
     capacity: int
-    # How long missing devices may take to come.
+    # How long to wait for missing devices.
     wait_s: float = 0.0
-    # Folder of a private Ray.
+    # Folder of a private Ray; None for another cluster.
     folder: Path | None = None
 
 
 class OwnCluster(NamedTuple):
     """The cluster that `ray start` has started on this host."""
 
-    # HOST:PORT of its head; "" if there is no such cluster.
+    # HOST:PORT of the head; "" if no cluster can be used.
     address: str
-    # Why the cluster in the address file is not taken; "" without an address file.
+    # Why the cluster in the address file cannot be used; "" if it can, or without such a file.
     why_not: str
 
 
 class _Head(NamedTuple):
     """The head of the cluster to join."""
 
-    # HOST:PORT; "" for a private Ray.
+    # HOST:PORT; "" to start a private Ray.
     address: str
     # The user's option or variable, for error messages.
     option: str
-    # Why a private Ray is started although this host has a cluster; "" if it has none.
+    # Why the cluster of this host is not joined; "" if this host has no cluster.
     why_private: str = ""
 
 
@@ -104,30 +108,30 @@ def connect_ray(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the Ray cluster at `address`, or start a private cluster.
+    """Join the Ray cluster at `address`, or start a private Ray.
 
     `raybench.cluster.connect` documents parameters and errors. The caller must call `ray.shutdown`
-    at the end, and remove the `folder` of the connection.
+    and remove the `folder` of the connection.
     """
     ray_internals.silence_raylets()
     logging.getLogger("ray").setLevel(logging.ERROR)
     ray_internals.reload_settings()
     end = end or end_process
-    found = _find_head(address)
-    if not found.address:
-        where, folder = _start_private(device, wanted, oversubscribe, end, found.why_private)
+    head = _find_head(address)
+    if not head.address:
+        where, folder = _start_private(device, wanted, oversubscribe, end, head.why_private)
     else:
-        where, folder = f"Ray cluster at {found.address}", None
-        _join(found, end)
+        where, folder = f"Ray cluster at {head.address}", None
+        _join(head, end)
 
     # Count the devices.
     context = ray.get_runtime_context()
-    head, own_node_id = context.gcs_address, context.get_node_id()
-    with start_guard(HeadMonitor({_HEAD: head}).gone, end):
+    head_address, own_node_id = context.gcs_address, context.get_node_id()
+    with start_guard(HeadMonitor({_HEAD: head_address}).gone, end):
         nodes = ray_nodes()
-    totals = [node["Resources"] for node in nodes if node["Alive"]]
-    gpus = int(sum(total.get("GPU", 0) for total in totals))
-    cpus = int(sum(total.get("CPU", 0) for total in totals))
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    gpus = int(sum(of_node.get("GPU", 0) for of_node in resources))
+    cpus = int(sum(of_node.get("CPU", 0) for of_node in resources))
     if device == "cuda" and not gpus and not wait_s:
         ray.shutdown()
         if folder:
@@ -147,7 +151,10 @@ def connect_ray(
     host = node["NodeManagerAddress"]
     return Connection(
         where=where,
-        needed={_HEAD: head} | {name: f"{host}:{port}" for name, port in ports.items() if port > 0},
+        needed={
+            _HEAD: head_address,
+            **{name: f"{host}:{port}" for name, port in ports.items() if port > 0},
+        },
         kind="cuda" if is_cuda else "cpu",
         capacity=max(capacity, wanted, 1) if wait_s else capacity,
         wait_s=wait_s,
@@ -156,7 +163,7 @@ def connect_ray(
 
 
 def _join(head: _Head, end: Callable[[str], None]) -> None:
-    # Check this first: Ray would search for a minute, and then give no reason.
+    # Without this check, Ray would search for a minute, and then give no reason.
     if not ray_internals.has_node_on_this_host():
         raise ClusterError(
             f"{head.option}: no node of that cluster runs on this host; run raybench on one of its "
@@ -164,21 +171,21 @@ def _join(head: _Head, end: Callable[[str], None]) -> None:
         )
     try:
         with start_guard(HeadMonitor({_HEAD: head.address}).gone, end):
-            ray.init(address=head.address, **_QUIET)
+            ray.init(address=head.address, **_INIT_OPTIONS)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{head.option}: {' '.join(str(error).split())}") from None
 
 
 def _find_head(address: str) -> _Head:
-    """Return the head that `address` names, after a check that it answers."""
+    """Return the head that `address` names; it has answered."""
     option = f"--address {address}"
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, option = exported, f"RAY_ADDRESS={exported}"
     if address == "local":
         return _Head("", option)
     if address == "auto":
-        # Not Ray's own "auto": it joins any raylet, even the private Ray of another sweep, and
-        # trusts an address file that any user may have written.
+        # Ray's own "auto" would join any raylet, even the private Ray of another sweep, and would
+        # trust an address file that any user may have written.
         address, why_not = find_own_cluster()
         if not address:
             return _Head("", option, why_not)
@@ -206,10 +213,8 @@ def _find_head(address: str) -> _Head:
 
 
 def _why_no_head(address: str, option: str) -> str | None:
-    """Return why no Ray head answers at HOST:PORT; None if a head answers.
-
-    Call it before `ray.init`, which would retry for up to a minute and print warnings.
-    """
+    """Return why no Ray head answers at HOST:PORT; None if a head answers."""
+    # `ray.init` would retry for up to a minute and print warnings.
     if error := why_not_listening(address, timeouts.FIND_HEAD_S):
         return str(error)
     try:
@@ -225,17 +230,18 @@ def ray_nodes() -> list[dict[str, Any]]:
 
 
 def find_own_cluster() -> OwnCluster:
-    """Return the cluster of `ray start` on this host; its head may be gone.
+    """Return the cluster that `ray start` has started on this host; its head may be gone.
 
-    A cluster in Ray's default folder comes before clusters of `ray start --temp-dir`.
+    The cluster in Ray's default folder is preferred to clusters of `ray start --temp-dir`.
 
     Raises:
         ClusterError: there are several clusters, none of them in the default folder.
     """
     # `ray start` writes the address to a file in a folder that every user can write. A forged
     # address would get this user's token, and could run code as this user. So the address counts
-    # only if a raylet of this user or of root has it. `ray.init` writes no such file, so private
-    # Rays are never found.
+    # only if a raylet of this user or of root uses it. A private Ray has no such file.
+    #
+    # (address of the head, Ray's folder) of each raylet.
     raylets = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
         words, uids = process.info["cmdline"] or [""], process.info["uids"]
@@ -245,19 +251,21 @@ def find_own_cluster() -> OwnCluster:
     address = _read_address(ray_internals.default_folder())
     if any(head == address for head, _ in raylets):
         return OwnCluster(address, "")
-    others = {head for head, folder in raylets if _read_address(folder) == head}
-    if len(others) > 1:
+    other_heads = {head for head, folder in raylets if _read_address(folder) == head}
+    if len(other_heads) > 1:
+        names = ", ".join(sorted(other_heads))
         raise ClusterError(
-            f"--address auto: several Ray clusters run on this host ({', '.join(sorted(others))}); "
+            f"--address auto: several Ray clusters run on this host ({names}); "
             "name one with --address HOST:PORT, or use --address local"
         )
-    if others:
-        return OwnCluster(others.pop(), "")
+    if other_heads:
+        return OwnCluster(other_heads.pop(), "")
     reason = f"the cluster at {address} is gone or another user's: no node of it here is yours"
     return OwnCluster("", reason if address else "")
 
 
 def _read_address(folder: Path) -> str:
+    """Return the address in Ray's address file; "" without a valid address."""
     file = folder / _ADDRESS_FILE
     try:
         text = file.read_text(errors="replace").strip() if file.is_file() else ""
@@ -267,17 +275,14 @@ def _read_address(folder: Path) -> str:
 
 
 def _start_private(
-    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], because: str
+    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], why_private: str
 ) -> tuple[str, Path]:
-    """Start a private Ray and join it; return its description and its folder.
-
-    If the start fails, the folder with the logs is kept.
-    """
+    """Start a private Ray and join it; return its description and its folder."""
     cores = usable_cores()
     folder = make_private_folder()
 
-    def failed(reason: str) -> str:
-        """Keep the folder, and return the error for the user."""
+    def keep_logs(reason: str) -> str:
+        """Keep the folder with the logs, and return the error for the user."""
         (folder / reaper.KEPT).touch()
         logs = folder / _RAYS_FOLDER / "session_latest" / "logs"
         return (
@@ -285,7 +290,7 @@ def _start_private(
             f"type the same command again; its logs: {logs}"
         )
 
-    def ended_program() -> str:
+    def find_ended_program() -> str:
         for child in psutil.Process().children():
             with suppress(psutil.Error):
                 if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
@@ -293,13 +298,15 @@ def _start_private(
         return ""
 
     guard = start_guard(
-        ended_program, lambda reason: end(failed(reason)), timeouts.RAYS_OWN_ERROR_AT_START_S
+        find_ended_program,
+        lambda reason: end(keep_logs(reason)),
+        timeouts.RAYS_OWN_ERROR_AT_START_S,
     )
-    # By default, Ray starts as many processes at a time as it has CPUs, so our agent and store
-    # would wait in a queue. It also prestarts a process for each CPU, which cannot become a worker
-    # because it has another environment.
     settings = {
+        # By default, Ray starts only as many processes at a time as it has CPUs, so agents and the
+        # rendezvous store would wait in a queue.
         "worker_maximum_startup_concurrency": max(wanted, cores),
+        # Prestarted processes have another environment, so they cannot become workers.
         "prestart_worker_first_driver": False,
     }
     try:
@@ -311,27 +318,29 @@ def _start_private(
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _system_config=settings,
-                **_QUIET,
+                **_INIT_OPTIONS,
             )
     except Exception as error:
-        raise ClusterError(failed(" ".join(str(error).split()) or type(error).__name__)) from None
-    return f"private Ray on this host{because and f' ({because})'}", folder
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ClusterError(keep_logs(reason)) from None
+    return f"private Ray on this host{why_private and f' ({why_private})'}", folder
 
 
 def make_private_folder() -> Path:
     """Make a folder for a private Ray that only this user can enter; the caller removes it.
 
-    It takes the first of RAY_TMPDIR, TMPDIR and /tmp that is short enough for Ray's sockets.
+    The folder is in the first of RAY_TMPDIR, TMPDIR and /tmp that is short enough for Ray's
+    sockets.
 
     Raises:
         ClusterError: the folder cannot be made.
     """
     folders = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"))
     bases = [*(Path(folder).resolve() for folder in folders if folder), Path("/tmp")]
-    longest = _SOCKET_PATH_BYTES - _FOLDER_BYTES - _RAYS_SOCKET_BYTES
-    base = next(base for base in bases if len(os.fsencode(base)) <= longest)
+    max_bytes = _MAX_SOCKET_PATH_BYTES - _FOLDER_BYTES - _RAYS_SOCKET_BYTES
+    base = next(base for base in bases if len(os.fsencode(base)) <= max_bytes)
     try:
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+        return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base))
     except OSError as error:
         raise ClusterError(
             f"no folder for a private Ray in {base}: {error.strerror}; set TMPDIR to a short path "
@@ -342,8 +351,6 @@ def make_private_folder() -> Path:
 class HeadMonitor:
     """Tells whether the programs of Ray that a sweep needs still listen on their ports.
 
-    Ray itself notices a lost program after a minute, and then ends this process or hangs.
-
     Args:
         addresses: name of a program -> HOST:PORT.
     """
@@ -352,24 +359,25 @@ class HeadMonitor:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._asked_s = -timeouts.ASK_HEAD_EVERY_S
-        # What `gone` returned last.
+        # The last result of `gone`.
         self.last_gone = ""
 
     def gone(self, *, afresh: bool = False) -> str:
-        """Return in words the first program that is gone; "" while all programs answer.
+        """Return which program is gone, in words; "" while all programs answer.
 
-        A silent program is asked again a second later. Once a program is gone, the answer stays.
+        A program that is gone stays gone.
 
         Args:
-            afresh: look now, even if the last look was less than a second ago. A look takes up to
-                2 s for each program.
+            afresh: look even if the last look was less than a second ago. A look takes up to 2 s
+                for each program.
         """
         with self._lock:
             is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
             if not self.last_gone and (afresh or is_due):
-                if self._silent():
+                # Only a program that is silent twice is gone.
+                if self._find_silent_program():
                     time.sleep(timeouts.ASK_HEAD_AGAIN_S)
-                    self.last_gone = self._silent()
+                    self.last_gone = self._find_silent_program()
                 self._asked_s = time.monotonic()
             return self.last_gone
 
@@ -383,7 +391,7 @@ class HeadMonitor:
         if gone := self.gone(afresh=afresh):
             raise ClusterError(gone)
 
-    def _silent(self) -> str:
+    def _find_silent_program(self) -> str:
         """Return in words the first program that does not listen, or ""."""
         for name, address in self._addresses.items():
             if why_not_listening(address, timeouts.HEAD_CONNECT_S):
@@ -396,7 +404,7 @@ def why_not_listening(address: str, timeout_s: float) -> Exception | None:
 
     Args:
         address: HOST:PORT.
-        timeout_s: for each IP address; name resolution is not limited.
+        timeout_s: time limit for each IP address of the host.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -407,7 +415,7 @@ def why_not_listening(address: str, timeout_s: float) -> Exception | None:
 
 
 def end_process(reason: str) -> None:
-    """Write the reason to stderr and exit without clean-up, with the exit code of ClusterError."""
+    """Write the reason to stderr, and exit at once with the exit code of ClusterError."""
     with suppress(OSError):  # stderr may be closed
         os.write(2, f"{reason}\n".encode(errors="replace"))
     os._exit(ClusterError.exit_code)
@@ -419,12 +427,12 @@ def start_guard(
     end: Callable[[str], None],
     patience_s: float = timeouts.RAYS_OWN_ERROR_S,
 ) -> Iterator[None]:
-    """Call `end` if Ray is gone and the block does not end by itself.
+    """Call `end` if Ray is gone and the `with` block does not end by itself.
 
     Args:
-        gone: returns in words what is gone, or ""; called in a thread, and must not raise.
-        end: gets what is gone, and must end this process; called in a thread.
-        patience_s: how long the block may still take once something is gone.
+        gone: returns which program is gone, or ""; called in a thread, and must not raise.
+        end: gets the result of `gone`, and must end this process; called in a thread.
+        patience_s: how long the block may still take once a program is gone.
     """
     is_over = threading.Event()
 
