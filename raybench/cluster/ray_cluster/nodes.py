@@ -55,40 +55,40 @@ from raybench.records.measurement import Measurement, RankAnswer, SpanNs
 from raybench.records.record import OtherUsers
 
 _TAIL_LINES = 60
-# The most output of a point that is kept, for stdout and stderr each.
-_OUTPUT_BYTES = 32 * KIB
+# Kept output of a point, for stdout and stderr each.
+_MAX_OUTPUT_BYTES = 32 * KIB
 # A log that takes more space on disk loses all but its end.
-_LONGEST_LOG_BYTES = 8 * MIB
+_MAX_LOG_BYTES = 8 * MIB
 _LOG_END_BYTES = MIB
 _LOOK_AT_LOGS_EVERY_S = 1.0
 _PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE of linux/falloc.h
-# Lines that Ray adds to the output of a worker.
-_RAYS_LINES = (":job_id:", ":actor_name:", ":task_name:")
+# Prefixes of lines that Ray adds to the output of a worker.
+_RAY_LINE_PREFIXES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
-# Less memory than any CUDA context needs, and more than the driver keeps for itself.
-_FREE_WITHIN_BYTES = 256 * MIB
-# How long to ignore the id of an ended process. NVML lists the process for some seconds more, and
+# Less memory than any CUDA context needs, and more than the GPU driver keeps for itself.
+_MAX_LEFT_BYTES = 256 * MIB
+# How long to ignore the id of an ended process: NVML lists the process for some seconds more, and
 # the kernel does not reuse the id that soon.
-_LISTED_S = 60.0
+_IGNORE_ENDED_S = 60.0
 
 
 class NodeAgent:
-    """The actor on a node. The raylet of the node is the parent of its agent and its workers."""
+    """The actor of a node; the node's raylet is the parent of the agent and of the workers."""
 
     def __init__(self) -> None:
         from raybench.hardware.devices import memory_in_use_bytes
 
         self._locks = DeviceLocks()
-        # UUID -> memory in use before the run: the agent starts before the first worker.
+        # UUID -> memory in use before the first worker attached its device.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
         # Process id of a script -> until when NVML may still list the process.
         self._ended_until_s: dict[int, float] = {}
         # UUIDs of the devices on which points run.
         self._busy: set[str] = set()
-        # The `FactReader`, which is made when it is first needed.
-        self._facts: Any = None
-        # Process id -> log -> number of bytes that earlier calls have returned.
+        # The `FactReader`; None until it is needed.
+        self._fact_reader: Any = None
+        # Process id -> name of a log -> number of bytes that earlier calls have returned.
         self._read_to: dict[int, dict[str, int]] = {}
         self._looked_at_logs_s = 0.0
 
@@ -96,12 +96,12 @@ class NodeAgent:
         """Limit the logs of workers; the answer shows that the node is alive."""
         if time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
             self._looked_at_logs_s = time.monotonic()
-            # Other jobs of the cluster log in the same folder, so select by the id of our job.
+            # Other jobs of the cluster log in the same folder, so select by our job's id.
             for log in logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
                 limit_log(log)
 
     def lock(self, names: Sequence[str], holder: Holder, shared: bool) -> LockResult:
-        """Lock devices of this host, as `DeviceLocks.lock`."""
+        """Lock devices of this host; see `DeviceLocks.lock`."""
         return self._locks.lock(names, holder, shared)
 
     def unlock(self) -> None:
@@ -113,14 +113,14 @@ class NodeAgent:
         for process_id in process_ids:
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(process_id)
-                # Another process may have reused the id. It is no child of this node's raylet.
+                # Another process may have reused the id; it is no child of this node's raylet.
                 if process.ppid() == os.getppid():
                     process.kill()
 
     def sample(self, devices: Sequence[Device]) -> None:
-        """Sample these devices once a second from now on, if NVML knows them; see `drain`.
+        """Sample these devices once a second from now on, if NVML knows them.
 
-        Do not pass a device twice.
+        Pass a device only once.
         """
         from raybench.hardware.devices import Sampler
 
@@ -145,15 +145,15 @@ class NodeAgent:
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return facts of the devices, as `FactReader.read`."""
-        if self._facts is None:
+        """Return state and error counters of the devices."""
+        if self._fact_reader is None:
             from raybench.hardware.devices import FactReader
 
-            self._facts = FactReader()
-        return tuple(self._facts.read(devices))
+            self._fact_reader = FactReader()
+        return tuple(self._fact_reader.read(devices))
 
     def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
-        """Return process id -> output of the worker, as `new_output`.
+        """Return process id -> output of the worker, in the format of `read_output`.
 
         Args:
             process_ids: workers of this node.
@@ -163,7 +163,7 @@ class NodeAgent:
         outputs = {}
         for process_id in process_ids:
             read_to = self._read_to.setdefault(process_id, {}) if is_new else {}
-            outputs[process_id] = new_output(logs, process_id, read_to)
+            outputs[process_id] = read_output(logs, process_id, read_to)
         return outputs
 
     def end_point(
@@ -179,9 +179,10 @@ class NodeAgent:
             spans_ns: UUID -> timed spans.
             ended: ids of processes of scripts that have ended; `read_use` ignores them for 60 s.
         """
-        self._ended_until_s |= dict.fromkeys(ended, time.monotonic() + _LISTED_S)
+        self._ended_until_s |= dict.fromkeys(ended, time.monotonic() + _IGNORE_ENDED_S)
         clocks: dict[str, tuple[int, ...]] = {}
         for uuid, spans in spans_ns.items():
+            # Only the sampler of the device has clocks.
             by_sampler = [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
             clocks[uuid] = max(by_sampler, key=len, default=())
         return self.outputs(process_ids, is_new=True), clocks
@@ -199,10 +200,7 @@ class NodeAgent:
         return ranks, ask_ras(ranks, timeouts.HANG_RAS_S) if asks_nccl else NoRas.REFUSED
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
-        """Return UUID -> growth of the memory in use since this agent started, in bytes.
-
-        GPUs whose memory NVML does not report are left out.
-        """
+        """Return UUID -> growth of the memory in use since this agent started, if known."""
         from raybench.hardware.devices import memory_in_use_bytes
 
         now, before = memory_in_use_bytes(), self._used_before_bytes
@@ -212,23 +210,21 @@ class NodeAgent:
 def limit_log(log: Path) -> None:
     """Keep the last 1 MiB of a log that takes more than 8 MiB on disk.
 
-    The text before becomes a hole in the file, so that offsets in the log stay valid. On a file
-    system without holes the log is not limited.
+    The earlier text becomes a hole in the file, so that offsets in the log stay valid.
     """
     with suppress(FileNotFoundError):  # Ray may have removed the log
-        facts = log.stat()
-        if facts.st_blocks * 512 <= _LONGEST_LOG_BYTES:
+        status = log.stat()
+        if status.st_blocks * 512 <= _MAX_LOG_BYTES:
             return
         with log.open("r+b") as file:
-            start, length = ctypes.c_int64(0), ctypes.c_int64(facts.st_size - _LOG_END_BYTES)
+            start, length = ctypes.c_int64(0), ctypes.c_int64(status.st_size - _LOG_END_BYTES)
             ctypes.CDLL(None).fallocate64(file.fileno(), _PUNCH_HOLE, start, length)
 
 
-def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
-    """Return the output of a worker that comes after `read_to`, at most the last 32 KiB a stream.
+def read_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
+    """Return a worker's output after `read_to`, at most the last 32 KiB of stdout and of stderr.
 
-    It has stdout below a line `[stdout]`, then stderr below `[stderr]`, both cleaned of control
-    characters, empty lines and Ray's own lines.
+    The output is cleaned: stdout below a line `[stdout]`, then stderr below a line `[stderr]`.
 
     Args:
         folder: logs of Ray's session on this node.
@@ -243,7 +239,7 @@ def new_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
             continue
         end = log.stat().st_size
         start, read_to[log.name] = min(end, read_to.get(log.name, 0)), end
-        skipped_bytes = max(0, end - _OUTPUT_BYTES - start)
+        skipped_bytes = max(0, end - _MAX_OUTPUT_BYTES - start)
         with log.open("rb") as file:
             file.seek(start + skipped_bytes)
             text = file.read(end - start - skipped_bytes).decode(errors="replace")
@@ -263,7 +259,7 @@ def _clean_lines(text: str) -> list[str]:
         # A progress bar rewrites its line, so keep what follows the last carriage return.
         visible = click.unstyle(line.rstrip("\r").rpartition("\r")[2])
         printable = "".join(c for c in visible if c.isprintable() or c == "\t")
-        if printable.strip() and not printable.startswith(_RAYS_LINES):
+        if printable.strip() and not printable.startswith(_RAY_LINE_PREFIXES):
             lines.append(printable)
     return lines
 
@@ -273,7 +269,7 @@ class _Node:
     """A node, and the calls to its agent that have no answer yet."""
 
     node_id: str
-    # HOST:PORT.
+    # HOST:PORT of the node's raylet.
     raylet: str
     agent: Any
     # The open call of `ping`.
@@ -282,11 +278,11 @@ class _Node:
     looked_s: float
     # The devices that the agent samples.
     devices: list[Device] = field(default_factory=list)
-    # Time since the last answer, as far as this process has looked.
+    # Time since the last answer, without pauses of this process.
     silence_s: float = 0.0
-    # The node counts as lost after so much silence.
+    # The node is lost when `silence_s` is longer.
     patience_s: float
-    # The open call of `drain`.
+    # The open call of `drain`; None: no call is open.
     samples: Any = None
 
 
@@ -294,39 +290,39 @@ class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
     Every method waits for a limited time, and returns without the answers of agents that are gone
-    or slow. Nodes that `silent_nodes` returned last are not asked.
+    or slow. Nodes in the last result of `silent_nodes` are not asked.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
         self._monitor = monitor
         self._nodes: dict[str, _Node] = {}
-        # This sweep, once `lock` was called.
+        # This sweep; None until `lock` is called.
         self._holder: Holder | None = None
-        # Result of the last look of `silent_nodes`, and its time.
+        # The last result of `silent_nodes`, and its time.
         self._silent: frozenset[str] = frozenset()
         self._looked_s = 0.0
-        # Node id -> ids of ended processes of scripts that its agent may not know yet.
+        # Node id -> ids of ended processes of scripts that the agent may not know yet.
         self._ended: defaultdict[str, set[int]] = defaultdict(set)
-        # Points that run at the same time use the agents.
+        # Guards all fields, because points of several threads use the agents.
         self._lock = threading.RLock()
 
     def start(self, node_ids: Iterable[str]) -> None:
         """Start missing agents on these nodes, and wait up to 30 s for the agents.
 
-        Call it before workers take devices: the agents note how much memory other programs use.
+        Call this before workers take devices: the agents note how much memory is in use.
 
         Raises:
             ClusterError: the head of the cluster or this host's Ray is gone.
         """
         with self._lock:
-            unknown = set(node_ids) - self._nodes.keys()
-            raylets = {node["NodeID"]: node for node in ray_nodes()} if unknown else {}
+            new_ids = set(node_ids) - self._nodes.keys()
+            facts = {node["NodeID"]: node for node in ray_nodes()} if new_ids else {}
             pings = []
-            for node_id in unknown:
+            for node_id in new_ids:
                 agent = start_on_node(NodeAgent, node_id)
                 node = self._nodes[node_id] = _Node(
                     node_id=node_id,
-                    raylet="{NodeManagerAddress}:{NodeManagerPort}".format(**raylets[node_id]),
+                    raylet="{NodeManagerAddress}:{NodeManagerPort}".format(**facts[node_id]),
                     agent=agent,
                     ping=agent.ping.remote(),
                     looked_s=time.monotonic(),
@@ -339,24 +335,23 @@ class NodeAgents:
             self._monitor.check()
 
     def watch(self, devices: Sequence[Device]) -> None:
-        """Sample these devices from now on; starts missing agents, as `start`."""
-        by_node = _by_node(devices)
+        """Start missing agents, and sample these devices from now on."""
+        by_node = _group_by_node(devices)
         self.start(by_node)
         with self._lock:
-            for node_id, here in by_node.items():
+            for node_id, node_devices in by_node.items():
                 node = self._nodes[node_id]
-                # A node that was frozen still samples its devices; do not pass them twice.
-                watched = {device.uuid for device in node.devices}
-                added = [device for device in here if device.uuid not in watched]
+                # The agent of a node that was lost and came back still samples its devices.
+                sampled = {device.uuid for device in node.devices}
+                added = [device for device in node_devices if device.uuid not in sampled]
                 node.devices += added
                 node.agent.sample.remote(tuple(added))
 
     def silent_nodes(self) -> frozenset[str]:
         """Return the ids of nodes whose agent has not answered for 8 s, or whose Ray has ended.
 
-        Agents that start or have no device to `watch` get 180 s. Call this about once a second: it
-        pings all agents and restarts dead agents. If this process itself has paused for longer,
-        only 1.5 s of the pause count.
+        Agents that start or have no device to `watch` get 180 s. Call this about once a second,
+        because it pings all agents and restarts dead agents.
 
         Raises:
             ClusterError: the head of the cluster or this host's Ray is gone.
@@ -376,40 +371,43 @@ class NodeAgents:
 
     def _is_silent(self, node: _Node, now_s: float) -> bool:
         """Read the last ping and send the next; restart an agent that died on a living node."""
+        # If this process itself was paused, most of the pause does not count as silence.
         node.silence_s += min(now_s - node.looked_s, timeouts.LONGEST_LOOK_S)
         node.looked_s = now_s
+        # A ping that is done without an answer means that the agent has died.
         is_done = bool(ray.wait([node.ping], timeout=0)[0])
         if is_done and _collect({node.ping: node.node_id}, 0.0):
-            # The agent has answered. It gets more patience while the first workers start, because
-            # they keep the cores busy.
+            # An agent without devices gets more time, because starting workers keep the cores busy.
             node.silence_s = 0.0
             node.patience_s = timeouts.NODE_SILENCE_S if node.devices else timeouts.NODE_STARTING_S
             node.ping = node.agent.ping.remote()
         elif node.silence_s <= node.patience_s:
-            # The agent is slow, or has died if the call has ended.
             may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
             if may_have_ended and self.has_ended(node.node_id, asks_ray=is_done):
                 node.patience_s = 0.0
             elif is_done:
-                # The node lives: its new agent samples and locks the same devices.
-                node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
-                node.patience_s = timeouts.NODE_STARTING_S
-                node.agent.sample.remote(tuple(node.devices))
-                if self._holder is not None:
-                    # Another sweep may have locked the devices in between. With shared locks both
-                    # go on, and the rows name the other sweep.
-                    node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
-                node.ping = node.agent.ping.remote()
+                self._restart_agent(node)
         return node.silence_s > node.patience_s
+
+    def _restart_agent(self, node: _Node) -> None:
+        """Start a new agent, which samples and locks the same devices."""
+        node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
+        node.patience_s = timeouts.NODE_STARTING_S
+        node.agent.sample.remote(tuple(node.devices))
+        if self._holder is not None:
+            # Another sweep may have locked the devices in between. With shared locks both sweeps
+            # go on, and the rows name the other sweep.
+            node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
+        node.ping = node.agent.ping.remote()
 
     def check_head(self, node_id: str) -> None:
         """Raise ClusterError if the head of the cluster or this host's Ray is gone.
 
         Args:
-            node_id: where a worker died. If Ray has ended there, the head is watched for 2 s,
-                because the head may close its port a moment later.
+            node_id: the node on which a worker died.
         """
         self._monitor.check(afresh=True)
+        # If Ray has ended on the node, look for 2 s: the head may close its port a moment later.
         deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
         while self.has_ended(node_id) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
@@ -419,8 +417,7 @@ class NodeAgents:
         """Return whether Ray on this node has ended; False if unknown.
 
         Args:
-            node_id: a node with an agent.
-            asks_ray: if the raylet does not refuse connections, ask Ray too. This may take long.
+            asks_ray: ask Ray too if the raylet does not refuse connections. This may take long.
         """
         with self._lock:
             node = self._nodes.get(node_id)
@@ -430,9 +427,10 @@ class NodeAgents:
         error = why_not_listening(node.raylet, timeouts.NODE_CONNECT_S)
         if isinstance(error, ConnectionRefusedError):
             return True
-        # Ray notices late, but also notices a host that is switched off.
-        dead = [facts["NodeID"] for facts in ray_nodes() if not facts["Alive"]] if asks_ray else []
-        return node_id in dead
+        if not asks_ray:
+            return False
+        # Ray notices the end late, but it also notices that a host was switched off.
+        return any(facts["NodeID"] == node_id and not facts["Alive"] for facts in ray_nodes())
 
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
@@ -442,51 +440,55 @@ class NodeAgents:
         Each node locks all of its devices or none. A node that does not answer within 10 s has a
         `problem`.
         """
-        limit_s = timeouts.AGENT_LOCK_S
-        results = self._ask(
-            "lock", devices, lambda here: (list(map(lock_name, here)), holder, shared), limit_s
-        )
+
+        def arguments(node_devices: list[Device]) -> tuple[Any, ...]:
+            return list(map(lock_name, node_devices)), holder, shared
+
+        results = self._ask("lock", devices, arguments, timeouts.AGENT_LOCK_S)
         with self._lock:
             self._holder = holder
         silent = LockResult(problem="its agent does not answer")
-        by_node = _by_node(devices)
-        return [(here[0], results.get(node, silent)) for node, here in by_node.items()]
+        return [
+            (node_devices[0], results.get(node_id, silent))
+            for node_id, node_devices in _group_by_node(devices).items()
+        ]
 
     def unlock(self, devices: Sequence[Device]) -> None:
         """Release all locks of this sweep on the nodes of these devices."""
         self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], OtherUsers]:
-        """Look who else uses the nodes, as `Cluster.watch_other_users`.
+        """Look before a point who else uses its nodes; see `Cluster.watch_other_users`.
 
-        The result names nobody if `lock` was not called before.
+        The returned function finds nobody if `lock` was not called before.
         """
         holder = self._holder
         if holder is None:
             return OtherUsers
-        begun = self._send("read_use", devices, lambda here: (here, holder, True))
+        # The calls are collected later, so that the point does not wait for them.
+        calls_before = self._send("read_use", devices, lambda here: (here, holder, True))
 
-        def name_others() -> OtherUsers:
-            ended = self._send("read_use", devices, lambda here: (here, holder, False))
-            limit_s = timeouts.AGENT_LOOK_S
-            before, after = _collect(begun, limit_s), _collect(ended, limit_s)
+        def find_others() -> OtherUsers:
+            calls_after = self._send("read_use", devices, lambda here: (here, holder, False))
+            before = _collect(calls_before, timeouts.AGENT_LOOK_S)
+            after = _collect(calls_after, timeouts.AGENT_LOOK_S)
             users, silent_hosts = [], []
-            for node, here in _by_node(devices).items():
-                if node in before and node in after:
-                    users.append(other_users(before[node], after[node], here))
-                elif node in begun.values():
-                    silent_hosts.append(here[0].host)
+            for node_id, node_devices in _group_by_node(devices).items():
+                if node_id in before and node_id in after:
+                    users.append(other_users(before[node_id], after[node_id], node_devices))
+                elif node_id in calls_before.values():
+                    silent_hosts.append(node_devices[0].host)
             return OtherUsers(
-                on_devices=tuple(chain(*(node.on_devices for node in users))),
-                on_nodes=tuple(chain(*(node.on_nodes for node in users))),
-                loads=tuple(chain(*(node.loads for node in users))),
+                on_devices=tuple(chain(*(of_node.on_devices for of_node in users))),
+                on_nodes=tuple(chain(*(of_node.on_nodes for of_node in users))),
+                loads=tuple(chain(*(of_node.loads for of_node in users))),
                 silent_hosts=tuple(silent_hosts),
             )
 
-        return name_others
+        return find_others
 
     def kill(self, devices: Sequence[Device]) -> None:
-        """Send SIGKILL to the workers of these devices, except on silent nodes; waits up to 1 s."""
+        """Send SIGKILL to the workers of these devices, except on silent nodes; wait up to 1 s."""
         self._ask("kill", devices, lambda here: (_process_ids(here),), timeouts.AGENT_KILL_S)
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
@@ -552,50 +554,54 @@ class NodeAgents:
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until GPUs of ended workers use at most 256 MiB more than at the agents' start.
 
-        Returns a sentence for each GPU that uses more after `timeout_s`.
+        Returns:
+            A sentence for each GPU that uses more after `timeout_s`.
         """
         gpus = [device for device in devices if device.kind == "cuda"]
         deadline_s = time.monotonic() + timeout_s
         while True:
-            grown = self._ask(
+            growth = self._ask(
                 "memory_growth_bytes", gpus, lambda here: ([gpu.uuid for gpu in here],)
             )
-            sizes = [(gpu, grown.get(gpu.node_id, {}).get(gpu.uuid, 0)) for gpu in gpus]
-            used = [(gpu, size) for gpu, size in sizes if size > _FREE_WITHIN_BYTES]
-            if not used or time.monotonic() > deadline_s:
+            sizes = [(gpu, growth.get(gpu.node_id, {}).get(gpu.uuid, 0)) for gpu in gpus]
+            unfreed = [(gpu, size) for gpu, size in sizes if size > _MAX_LEFT_BYTES]
+            if not unfreed or time.monotonic() > deadline_s:
                 return tuple(
                     f"{size / GIB:.1f} GiB of cuda:{gpu.index} on {gpu.host} are not free "
                     f"{timeout_s:g} s after its worker ended"
-                    for gpu, size in used
+                    for gpu, size in unfreed
                 )
             time.sleep(_POLL_S)
 
     def drain(self) -> tuple[DeviceSample, ...]:
-        """Return samples since the last call; slow agents answer a later call. Not thread-safe."""
+        """Return the samples since the last call. Not thread-safe.
+
+        The samples of slow agents come with a later call.
+        """
         with self._lock:
-            nodes = [node for node in self._nodes.values() if node.devices]
-            nodes = [node for node in nodes if node.node_id not in self._silent]
-            for node in nodes:
-                node.samples = node.samples or node.agent.drain.remote()
-            asked = {node.samples: node for node in nodes}
-        if not asked:
+            calls: dict[Any, _Node] = {}
+            for node in self._nodes.values():
+                if node.devices and node.node_id not in self._silent:
+                    node.samples = node.samples or node.agent.drain.remote()
+                    calls[node.samples] = node
+        if not calls:
             return ()
         # Do not hold the lock while waiting, because running points query their nodes.
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeouts.AGENT_ANSWER_S)
+        done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeouts.AGENT_ANSWER_S)
         with self._lock:
-            for ref in done:
-                asked[ref].samples = None
-        samples = _collect({ref: asked[ref].node_id for ref in done}, 0.0)
-        return tuple(sample for of_node in samples.values() for sample in of_node)
+            for call in done:
+                calls[call].samples = None
+        samples = _collect({call: calls[call].node_id for call in done}, 0.0)
+        return tuple(chain.from_iterable(samples.values()))
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return facts of each device; `unread` says if the agent has not answered in 20 s."""
+        """Return facts of each device; `unread` is set if the agent does not answer in 20 s."""
         answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
-        by_uuid = {facts.device.uuid: facts for of_node in answers.values() for facts in of_node}
+        facts_by_uuid = {facts.device.uuid: facts for facts in chain(*answers.values())}
         now_s = time.monotonic()
         unread = "the agent of its node does not answer"
         return tuple(
-            by_uuid.get(device.uuid, DeviceFacts(device=device, read_s=now_s, unread=unread))
+            facts_by_uuid.get(device.uuid, DeviceFacts(device=device, read_s=now_s, unread=unread))
             for device in devices
         )
 
@@ -604,7 +610,7 @@ class NodeAgents:
     ) -> list[RankAnswer]:
         """Return the answers with each worker's new output, and measurements with SM clocks (MHz).
 
-        Output and clocks stay empty if an agent does not answer in 0.5 s.
+        Output and clocks are empty if an agent does not answer in 0.5 s.
 
         Args:
             answers, devices: in rank order.
@@ -617,26 +623,25 @@ class NodeAgents:
         with self._lock:
             for answer, device in zip(answers, devices, strict=True):
                 self._ended[device.node_id].update(answer.ended_processes)
-            ended = {node_id: sorted(self._ended[node_id]) for node_id in _by_node(devices)}
+            ended = {node_id: sorted(self._ended[node_id]) for node_id in _group_by_node(devices)}
 
-        def arguments(here: list[Device]) -> tuple[Any, ...]:
-            spans_here = {
-                device.uuid: spans[device.uuid] for device in here if device.uuid in spans
-            }
-            return _process_ids(here), spans_here, ended[here[0].node_id]
+        def arguments(node_devices: list[Device]) -> tuple[Any, ...]:
+            uuids = [device.uuid for device in node_devices if device.uuid in spans]
+            node_spans = {uuid: spans[uuid] for uuid in uuids}
+            return _process_ids(node_devices), node_spans, ended[node_devices[0].node_id]
 
-        by_node = self._ask("end_point", devices, arguments)
+        replies = self._ask("end_point", devices, arguments)
         with self._lock:
-            for node_id in by_node:
+            for node_id in replies:
                 self._ended[node_id].difference_update(ended[node_id])
-        completed: list[RankAnswer] = []
+        result: list[RankAnswer] = []
         for answer, device in zip(answers, devices, strict=True):
-            outputs, clocks = by_node.get(device.node_id, ({}, {}))
+            outputs, clocks = replies.get(device.node_id, ({}, {}))
             answer = replace(answer, output=outputs.get(device.process_id, ""))
             if isinstance(answer, Measurement):
                 answer = replace(answer, sm_clocks_mhz=clocks.get(device.uuid, ()))
-            completed.append(answer)
-        return completed
+            result.append(answer)
+        return result
 
     def stop(self) -> None:
         """Release the locks and end the agents; the head must live. Call `drain` first."""
@@ -657,8 +662,6 @@ class NodeAgents:
     ) -> dict[str, Any]:
         """Call a method of the agents of these devices; return node id -> answer.
 
-        Silent nodes are not asked.
-
         Args:
             arguments: gets the devices of a node, and returns the arguments of the call.
             timeout_s: for all answers together; None means 0.5 s.
@@ -672,31 +675,32 @@ class NodeAgents:
         devices: Iterable[Device],
         arguments: Callable[[list[Device]], tuple[Any, ...]],
     ) -> dict[Any, str]:
-        """Call a method as `_ask`, without waiting; return call -> node id."""
+        """Call a method of the agents of these devices; return call -> node id. Do not wait."""
         with self._lock:
             agents = {node: self._nodes[node].agent for node in self._nodes.keys() - self._silent}
-        return {
-            getattr(agents[node], method).remote(*arguments(here)): node
-            for node, here in _by_node(devices).items()
-            if node in agents
-        }
+        calls = {}
+        for node_id, node_devices in _group_by_node(devices).items():
+            if node_id in agents:
+                call = getattr(agents[node_id], method).remote(*arguments(node_devices))
+                calls[call] = node_id
+        return calls
 
 
-def _collect(refs: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
+def _collect(calls: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
     """Return node id -> answer, for the calls that are answered in time without an error.
 
     Args:
-        refs: call -> node id.
+        calls: call -> node id.
     """
     answers: dict[str, Any] = {}
-    if refs:
-        for ref in ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0]:
+    if calls:
+        for call in ray.wait(list(calls), num_returns=len(calls), timeout=timeout_s)[0]:
             with suppress(ray.exceptions.RayError):
-                answers[refs[ref]] = ray.get(ref)
+                answers[calls[call]] = ray.get(call)
     return answers
 
 
-def _by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
+def _group_by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
     by_node: dict[str, list[Device]] = {}
     for device in sorted(devices, key=lambda device: device.node_id):
         by_node.setdefault(device.node_id, []).append(device)
@@ -708,12 +712,12 @@ def _process_ids(devices: Sequence[Device]) -> list[int]:
 
 
 def start_on_node(actor: type, node_id: str) -> Any:
-    """Start `actor()` on the node, without a device and without waiting; return its handle."""
+    """Start `actor()` on the node without a device; return its handle at once."""
     affinity = NodeAffinitySchedulingStrategy(node_id, soft=False)
     environment = {
-        # With Ray's nice 15 an agent on a busy node answers too late.
+        # With Ray's niceness of 15, an agent on a busy node would answer too late.
         "RAY_worker_niceness": "0",
-        # Agents count the CPU time of processes with this mark as ours.
+        # Agents count the CPU time of processes with this mark as the sweep's own.
         reaper.MARK: reaper.new_mark(),
     }
     if folder := os.environ.get(FOLDER_VARIABLE):
