@@ -130,7 +130,6 @@ class ClusterRequest:
     # Number of devices to wait for, and number of CPU workers of a private Ray. 0: the devices that
     # are there; a private Ray then has one CPU worker per core.
     devices_wanted: int
-    # How long to wait for missing devices.
     wait_s: float = 0.0
     # Whether CPU workers of a private Ray may share cores.
     oversubscribe: bool = False

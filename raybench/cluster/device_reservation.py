@@ -6,8 +6,7 @@ and the text of a file only decides how long a sweep waits. All processors of a 
 `CPU`.
 
 Other users are found by comparing two readings of each node, before and after a point: the locks of
-other sweeps, the processor time of other processes, and the processes that NVML lists. Nothing here
-runs in the process of a rank.
+other sweeps, the processor time of other processes, and the processes that NVML lists.
 """
 
 from __future__ import annotations
@@ -87,7 +86,6 @@ class Holder:
 class ReservationTerms:
     """How a sweep shares its devices with other sweeps."""
 
-    # This sweep.
     holder: Holder
     # Whether other sweeps may use the devices at the same time.
     shared: bool = False
@@ -200,7 +198,6 @@ class DeviceLocks:
         """
         others: dict[str, tuple[Holder, ...]] = {}
         for device in devices:
-            # A dict keeps the order and drops repetitions.
             holders: dict[Holder, None] = {}
             for path in sorted(self._folder.glob(f"{_file_name(device)}.*")):
                 holder = _read_holder(path)

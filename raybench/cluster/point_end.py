@@ -36,7 +36,6 @@ _SIGNAL_NAMES = {signal.strsignal(number): number.name for number in signal.Sign
 # The most likely cause of the point's failure first. Errors are late, because ranks report the
 # death of another rank as an error.
 _MOST_LIKELY_CAUSES = (Status.OOM, Status.LOST, Status.ERROR, Status.TIMEOUT)
-# Write at least this many consecutive ranks as a range.
 _MIN_RANGE_LENGTH = 4
 _WORKLOADS_FOLDER = "/raybench/workloads/"
 _SCRIPT_FILE = f"{_WORKLOADS_FOLDER}scripts/child.py"
@@ -58,9 +57,6 @@ class RunningRanks(WatchedRanks, Protocol):
 
         Args:
             timeout_s: longest wait for the first answer.
-
-        Raises:
-            ClusterError: the cluster is gone.
         """
 
     def abort(self) -> None:
@@ -90,7 +86,6 @@ class Outcome:
     # Ranks whose processes cannot run another point. They are killed, except on lost nodes, and not
     # yet replaced.
     unfit: frozenset[int]
-    # Whether the process group cannot be used any more.
     group_is_gone: bool
 
 
@@ -104,9 +99,6 @@ def finish_point(
 
     Args:
         tell_hang: gets the verdict as soon as a rank is found to hang.
-
-    Raises:
-        ClusterError: the cluster is gone.
     """
     point = _AnswerCollector(ranks)
     settings = task.settings
@@ -155,15 +147,15 @@ def finish_point(
         answers = after_failure(observed)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
     # Processes of a lost node cannot be reached.
-    reachable = [
+    on_lost_nodes = {
         answer.rank
         for answer in answers
-        if answer.rank in unfit
-        and not (isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST)
-    ]
-    if reachable:
-        ranks.kill(reachable)
-        in_use = "\n".join(ranks.wait_until_free(reachable, timeouts.MEMORY_FREE_S))
+        if isinstance(answer, Failure) and answer.error_type == Cause.NODE_LOST
+    }
+    to_kill = sorted(unfit - on_lost_nodes)
+    if to_kill:
+        ranks.kill(to_kill)
+        in_use = "\n".join(ranks.wait_until_free(to_kill, timeouts.MEMORY_FREE_S))
         if in_use:
             answers = tuple(_with_detail(answer, in_use, unfit) for answer in answers)
     return Outcome(answers=answers, unfit=unfit, group_is_gone=True)
@@ -182,7 +174,6 @@ class _AnswerCollector:
         # Rank -> answer, in order of arrival.
         self.answers: dict[int, RankAnswer] = {}
         self.failures: list[Failure] = []
-        # Ranks that have not answered yet.
         self.missing = set(range(len(ranks.devices)))
         self._ranks = ranks
         self._log_tails: dict[int, str] = {}
@@ -444,15 +435,10 @@ def _judge(
     answers: list[RankAnswer] = []
     for rank in range(point.world_size):
         answer = point.answers.get(rank)
-        if rank not in guilty and answer is not None:
-            keeps_answer = rank in point.finished
-            if isinstance(answer, Failure):
-                # `RunningRanks.abort` may have killed a process that died late.
-                keeps_answer = keeps_answer or answer.error_type != Cause.WORKER_DIED
-                keeps_answer = keeps_answer and not _is_loss_of_peer(answer)
-            if keeps_answer:
-                answers.append(answer)
-                continue
+        has_finished = rank in point.finished
+        if answer is not None and rank not in guilty and _keeps_answer(answer, has_finished):
+            answers.append(answer)
+            continue
         message = guilty.get(rank, reason)
         if rank not in guilty and answer is None:
             message += f", and this rank did not stop{_stuck_at(point, rank)}"
@@ -468,6 +454,15 @@ def _judge(
             )
         )
     return tuple(answers)
+
+
+def _keeps_answer(answer: RankAnswer, has_finished: bool) -> bool:
+    """Return whether the answer is a result of the rank itself, not of the point's end."""
+    if not isinstance(answer, Failure):
+        return has_finished
+    # `RunningRanks.abort` may have killed a process that died late.
+    may_be_killed = answer.error_type == Cause.WORKER_DIED and not has_finished
+    return not may_be_killed and not _is_loss_of_peer(answer)
 
 
 def with_losses(answers: Sequence[RankAnswer], reasons: Sequence[str]) -> tuple[RankAnswer, ...]:

@@ -89,7 +89,6 @@ class DeviceFacts:
     nvlinks: tuple[NvLink, ...] | None = None
     # Of NVSwitch: "not started", "in progress" or "completed".
     fabric_state: str | None = None
-    # Faults that the fabric manager reports.
     fabric_faults: tuple[str, ...] = ()
     # Xids in the kernel's log, oldest first; None if the log cannot be read.
     kernel_xids: tuple[int, ...] | None = None
@@ -268,7 +267,6 @@ class Finding:
     subject: Subject
     # For findings about all subjects together: the number of passes.
     passes: Annotated[int, Column("", "in which it was read")]
-    # None if no pass has a value.
     value: Annotated[float | None, Column("", "median of the passes; null: did not run")] = None
     unit: Annotated[str, Column("", "of value")] = ""
     expected: Annotated[str, Column("", "what it was compared with")] = ""

@@ -55,9 +55,8 @@ class HangVerdict:
     pid: int | None = None
     # Other ranks with the same evidence.
     also: tuple[int, ...] = ()
-    # The collective in which other ranks wait; None if unknown.
+    # The collective in which other ranks wait, and its sequence number in its group.
     collective: str | None = None
-    # Sequence number of the collective in its group.
     number: int | None = None
     # Where the rank is in the user's code, as `train.py:88`; None without a stack.
     line: str | None = None

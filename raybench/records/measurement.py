@@ -78,7 +78,6 @@ class PeakParts:
 
     # Parameters and buffers of the model.
     parameters_bytes: int
-    # Gradients that exist at the peak.
     gradients_bytes: int
     optimizer_bytes: int
     # All other memory that the step adds, temporary memory included.
@@ -282,7 +281,6 @@ class Failure:
     # `output` and `ended_processes` have the same meaning as in `Measurement`.
     output: str = ""
     ended_processes: tuple[int, ...] = ()
-    # Which rank hung and why; None if unknown.
     hang: HangVerdict | None = None
 
     @classmethod

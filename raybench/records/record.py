@@ -54,9 +54,7 @@ class Record:
     point: Point
     # Counts from 1, over all rounds of the point.
     attempt: int
-    # Counts from 1.
     round: int = 1
-    # As in `TrialKey`.
     control_of: int = 0
     status: Status
     started_at: datetime
@@ -71,7 +69,6 @@ class Record:
     error_rank: int | None = None
     # Traceback and last lines of output of that rank.
     error_detail: str | None = None
-    # Which rank hung and why; None if unknown, or if the status is not timeout.
     hang: HangVerdict | None = None
     # What each rank wrote, in rank order; empty if no rank wrote anything.
     outputs: tuple[str, ...] = ()

@@ -21,11 +21,11 @@ measure:
 * `torch.cuda._sleep` (breakdown): holds the device back, so that a step is queued before it begins.
 * `torch.library._scoped_library`, `torch._C._dispatch_has_kernel_for_dispatch_key`, the schemas of
   the operators `c10d::…` and `_create_work_from_future` (collectives): replace the kernels of
-  collectives for a while. The public `torch.library.Library` does not take them back.
+  collectives for a while.
 * `ProcessGroup._start_coalescing`, `_end_coalescing`, `Work._source_rank` and `_tensor_to_object`
-  (collectives): begin and end of calls issued as one, the sender of a recv, an object from bytes.
-* `torch._C._autograd._enable_profiler_legacy` and `_disable_profiler_legacy` (profiling): the
-  profiler of the host alone. The public one uses CUPTI, after which launches stay slower.
+  (collectives): begin and end of coalesced calls, the sender of a recv, an object from bytes.
+* `torch._C._autograd._enable_profiler_legacy` and `_disable_profiler_legacy` (profiling): profile
+  without CUPTI, after which launches stay slower.
 * `Module._compiled_call_impl` (profiling): a hook of a compiled module would be compiled with it.
 * `torch.utils._pytree.tree_map_only` (profiling): finds the tensors in inputs and outputs.
 * `torch._scaled_mm` (profiling): the matrix product of float8.
@@ -36,7 +36,8 @@ measure:
 workloads:
 
 * `torch._fused_sdp_choice` and `torch._C._get_sdp_priority_order` (attention): the attention kernel
-  that torch would take. The operators `torch.ops.aten._scaled_dot_product_…_attention` (attention,
-  language_models) give the log-sum-exp with the result; the public function does not.
+  that torch would take.
+* `torch.ops.aten._scaled_dot_product_…_attention` (attention, language_models): give the
+  log-sum-exp with the result.
 * `torch.distributed._functional_collectives` (language_models): collectives that autograd knows.
 """

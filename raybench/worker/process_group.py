@@ -1,10 +1,7 @@
 """The process group of a worker, which consecutive points share, and the log of NCCL.
 
 Ranks meet in one TCP store for the whole run. The store lives in its own process, so it outlives
-any rank, and the system picks its port, so no other process can take the port first.
-
-NCCL reads the variables of its log once, when it makes the first communicator. `NcclLog` makes NCCL
-log its connections, which are made before anything is timed, and its algorithms in an untimed step.
+any rank.
 """
 
 from __future__ import annotations
@@ -73,9 +70,8 @@ class ProcessGroup:
         self._joined: GroupSpec | None = None
         # torch's process group of the joined group; None until it is formed.
         self._torch_group: dist.ProcessGroup | None = None
-        # A client of the store in which the ranks of the joined group meet.
         self._store: TCPStore | None = None
-        # Groups that this rank has left, for any reason, and cannot join again.
+        # Groups that this rank cannot join again.
         self._left_groups: set[GroupSpec | None] = set()
         # The last group that another rank or the driver has broken.
         self._broken_group: GroupSpec | None = None
@@ -129,8 +125,7 @@ class ProcessGroup:
         store = TCPStore(group.store_address, group.store_port, is_master=False, timeout=timeout)
         self._joined, self._store = group, store
         self._watch_for_end(group)
-        # Poll, because a rank that waits inside torch cannot be stopped. On a timeout `store.wait`
-        # would also log warnings and look up host names, which takes seconds without DNS.
+        # Poll, because a rank that waits inside torch cannot be stopped.
         all_here_key = f"{group.name}/all-here"
         ranks_here = store.add(f"{group.name}/here", 1)
         if ranks_here == rank_info.world_size:
@@ -342,7 +337,10 @@ def _find_log_reset() -> Callable[[], object] | None:
 
 
 class NcclLog:
-    """NCCL's log, in a file in memory; unused if the user has set NCCL_DEBUG."""
+    """NCCL's log of its connections and of its algorithms, in a file in memory.
+
+    Unused if the user has set NCCL_DEBUG.
+    """
 
     def __init__(
         self, find_log_reset: Callable[[], Callable[[], object] | None] = _find_log_reset
@@ -366,7 +364,6 @@ class NcclLog:
             yield
             return
         if self._file is None:
-            # A file in memory leaves nothing behind, however the process ends.
             self._file = os.memfd_create("raybench-nccl")
         self._log_begin = os.fstat(self._file).st_size
         # If NCCL has written a line, it has read its variables and keeps them.

@@ -1,8 +1,8 @@
 """The state of a worker's process between two points: settings are restored, leftovers are named.
 
-This restores the settings that built-in workloads and training scripts commonly change. TF32 and
-the random number generators are missing here, because `apply_precision` and `seed_all` set them
-before each build. A user's class can change anything else, so another class gets new processes.
+TF32 and the random number generators are missing here, because `apply_precision` and `seed_all` set
+them before each build. A user's class can change other settings, so another class gets new
+processes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from raybench.conversion import MIB
 # How long threads or child processes may take to end.
 _GRACE_S = 0.5
 _POLL_S = 0.01
-# Most threads or processes that a message names.
-_MAX_NAMES = 3
+_MAX_SHOWN_NAMES = 3
 # torch's allocator reserves small blocks in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * MIB
 # Library -> (module or object, its attributes that are settings).
@@ -297,8 +296,9 @@ def _wait_for_end(
     while (running := find_running()) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
     if names := sorted(map(_leftover_name, running)):
-        shown = ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")
-        yield f"{len(names)} {singular if len(names) == 1 else plural} ({shown})"
+        shown = ", ".join(names[:_MAX_SHOWN_NAMES])
+        more = ", ..." if len(names) > _MAX_SHOWN_NAMES else ""
+        yield f"{len(names)} {singular if len(names) == 1 else plural} ({shown}{more})"
 
 
 def _drop_compiled_code() -> None:

@@ -84,9 +84,12 @@ class Worker:
         self._flops: dict[object, Counted] = {}
         self._group_probes: dict[object, GroupProbe] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
+        # First reading of the device's counters since its clocks were last limited.
         self._rested: DeviceReading | None = None
+        # Workload -> code that was loaded for it.
         self._code: dict[str, Code | None] = {}
         self._address = "127.0.0.1"
+        # Whether this process has run no point.
         self._is_new = True
         self._part: Part | None = None
         preload()
@@ -198,8 +201,7 @@ class Worker:
         """Time large matrix products in each precision that this process has not timed yet."""
         if task.precisions is None:
             return
-        # Time all precisions before the first point: between two points the products would heat the
-        # device, and its clocks would be limited in the second point.
+        # Time all precisions before the first point, because the products heat the device.
         precisions = dict.fromkeys((*task.precisions, task.point.precision))
         untimed = [precision for precision in precisions if precision not in self._gemm_tflops]
         self._gemm_tflops |= tflops_sustained(self._device, untimed)
@@ -207,8 +209,7 @@ class Worker:
             self._update_rested_counters()
 
     def _enter_device(self) -> None:
-        # Every method must call this: the current CUDA device belongs to the thread, and an actor
-        # may run a method on another thread than __init__.
+        # The current CUDA device belongs to the thread, and an actor may change its thread.
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
@@ -296,7 +297,6 @@ class Worker:
         workload_class: Any = as_workload(registry.load_workload(point.workload))
 
         def make_workload(context: Context, params: Parameters) -> Workload:
-            # Every repeat begins with the same precision and random numbers.
             apply_precision(point.precision)
             state.seed_all(task.seed)
             workload: Workload = workload_class(context, **params)

@@ -290,7 +290,8 @@ class NodeAgents:
     """The client to the agents of all nodes that have workers.
 
     Every method waits for a limited time, and returns without the answers of agents that are gone
-    or slow. Nodes in the last result of `silent_nodes` are not asked.
+    or slow. Nodes in the last result of `silent_nodes` are not asked. `start`, `watch` and
+    `silent_nodes` raise ClusterError if the cluster is gone.
     """
 
     def __init__(self, monitor: HeadMonitor) -> None:
@@ -310,9 +311,6 @@ class NodeAgents:
         """Start missing agents on these nodes, and wait up to 30 s for the agents.
 
         Call this before workers take devices: the agents note how much memory is in use.
-
-        Raises:
-            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         with self._lock:
             new_ids = set(node_ids) - self._nodes.keys()
@@ -352,9 +350,6 @@ class NodeAgents:
 
         Agents that start or have no device to `watch` get 180 s. Call this about once a second,
         because it pings all agents and restarts dead agents.
-
-        Raises:
-            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         self._monitor.check()
         with self._lock:

@@ -91,6 +91,8 @@ class _StartResult:
 class WorkerPool:
     """All workers of a run, by worker id. Thread-safe for disjoint workers.
 
+    Methods that talk to Ray raise ClusterError if the cluster is gone.
+
     Args:
         log: gets lines for the user.
         only: devices that may be used; None for all.
@@ -124,7 +126,6 @@ class WorkerPool:
         # Number of workers started so far, by node id.
         self._started: Counter[str] = Counter()
         self._requests = DeviceRequests(self.kind)
-        # Number of workers to reach.
         self._target_count = 0
         self._strategy: Strategy = "pack"
         # How long a process may take to start. It grows with the number of workers of a node.
@@ -182,8 +183,8 @@ class WorkerPool:
 
         Raises:
             DevicesInUseError: other sweeps use the devices.
-            ClusterError: no worker comes, a worker cannot be used, a listed device is missing
-                without --wait, or the cluster is gone.
+            ClusterError: no worker comes, a worker cannot be used, or a listed device is missing
+                without --wait.
         """
         self._target_count, self._strategy = count, strategy
         if self._only:
@@ -224,9 +225,6 @@ class WorkerPool:
 
         Args:
             timeout_s: how long to wait for a pending worker. Starting a worker takes longer.
-
-        Raises:
-            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -263,9 +261,6 @@ class WorkerPool:
         Returns:
             Worker id -> why no process starts with these variables. Such a worker has a process
                 without the variables.
-
-        Raises:
-            ClusterError: the head of the cluster or this host's Ray is gone.
         """
         self.lose(self._agents.silent_nodes())
         workers_by_slot: dict[Slot, WorkerHandle] = {}

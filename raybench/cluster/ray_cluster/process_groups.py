@@ -55,7 +55,6 @@ class ProcessGroups:
         self._groups: dict[tuple[int, ...], GroupSpec] = {}
         # Handle of the `_Store`.
         self._store: Any = None
-        # Numbers for the names of groups.
         self._group_numbers = itertools.count()
         self._lock = threading.RLock()
 
@@ -72,7 +71,7 @@ class ProcessGroups:
             worker_ids: in rank order.
 
         Raises:
-            ClusterError: the store does not answer, or the cluster is gone or closed.
+            ClusterError: the store does not answer.
         """
         with self._lock:
             endpoint = self._store_endpoint() if len(worker_ids) > 1 else None
@@ -93,9 +92,6 @@ class ProcessGroups:
         """End all groups of these workers; the members must be idle.
 
         If a member does not leave in time, all members are replaced.
-
-        Raises:
-            ClusterError: the cluster is gone or closed.
         """
         with self._lock:
             for members in self._groups_with(worker_ids):

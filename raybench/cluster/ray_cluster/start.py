@@ -73,7 +73,6 @@ class Connection:
     kind: DeviceKind
     # Devices of `kind` on all nodes. With `wait_s` at least the number of wanted devices.
     capacity: int
-    # How long to wait for missing devices.
     wait_s: float = 0.0
     # Folder of a private Ray; None for another cluster.
     folder: Path | None = None
@@ -359,7 +358,6 @@ class HeadMonitor:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._asked_s = -timeouts.ASK_HEAD_EVERY_S
-        # The last result of `gone`.
         self.last_gone = ""
 
     def gone(self, *, afresh: bool = False) -> str:
