@@ -633,22 +633,22 @@ def _others_on_node(
     host, point_devices = devices[0].host, set(map(lock_name, devices))
     users: list[str] = []
     sweeps = locks.users_of_other_devices(point_devices, holder.sweep)
-    gpu_numbers = nvml.uuids() if sweeps or own_ids is not None else {}
+    gpu_indices = nvml.uuids() if sweeps or own_ids is not None else {}
     for name, holders in sweeps.items():
-        device = f"GPU {gpu_numbers[name]}" if name in gpu_numbers else "another GPU"
+        device = f"GPU {gpu_indices[name]}" if name in gpu_indices else "another GPU"
         device = "the processors" if name == CPU else device
         users += [f"{other} used {device} of {host}" for other in holders]
     if own_ids is None:
         return tuple(users)
 
     # Name processes on GPUs that no sweep has locked.
-    unlocked_gpus = gpu_numbers.keys() - point_devices - sweeps.keys() - set(busy)
-    for uuid in sorted(unlocked_gpus, key=gpu_numbers.__getitem__):
+    unlocked_gpus = gpu_indices.keys() - point_devices - sweeps.keys() - set(busy)
+    for uuid in sorted(unlocked_gpus, key=gpu_indices.__getitem__):
         handle = nvml.device(uuid)
         process_ids = set() if handle is None else nvml.compute_process_ids(handle)
         for process_id in sorted(process_ids - own_ids):
             process = _describe_process(process_id)
-            users.append(f"{process} used GPU {gpu_numbers[uuid]} of {host}")
+            users.append(f"{process} used GPU {gpu_indices[uuid]} of {host}")
     return tuple(users)
 
 

@@ -114,8 +114,8 @@ def finish_point(
     is_early = time.monotonic() < began_s + settings.timeout_s
     answers = tuple(point.answers[rank] for rank in sorted(point.answers))
     # A failed rank breaks the process group, even if the other ranks have answered before.
-    is_whole = not (point.missing or point.failures)
-    if is_whole and all(answer.worker_reusable for answer in answers):
+    is_group_usable = not (point.missing or point.failures)
+    if is_group_usable and all(answer.worker_reusable for answer in answers):
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
     finding = watch.finding if watch is not None and is_timeout else None
@@ -323,12 +323,16 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     ]
     own_failure = _own_failure([failure for failure in failures if failure not in late_deaths])
     if own_failure is not None:
-        return _judge(point, {}, Cause.NO_ANSWER, f"rank {own_failure.rank} failed", Status.LOST)
+        return _final_answers(
+            point, {}, Cause.NO_ANSWER, f"rank {own_failure.rank} failed", Status.LOST
+        )
     # No rank has a failure of its own, so blame the stuck ranks.
     if stuck := _stuck_ranks(point):
         message = "no answer, and the others lost the connection to it"
         guilty = {rank: message + _stuck_at(point, rank) for rank in stuck}
-        return _judge(point, guilty, Cause.NO_ANSWER, f"{_name_ranks(stuck)} failed", Status.LOST)
+        return _final_answers(
+            point, guilty, Cause.NO_ANSWER, f"{_name_ranks(stuck)} failed", Status.LOST
+        )
     # No rank is stuck, so blame the ranks whose script has ended.
     ended_scripts = {
         failure.rank: failure.message
@@ -337,10 +341,12 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     }
     if ended_scripts:
         reason = f"the script of {_name_ranks(sorted(ended_scripts))} had ended"
-        return _judge(point, ended_scripts, Cause.SCRIPT_ENDED, reason, Status.LOST)
+        return _final_answers(point, ended_scripts, Cause.SCRIPT_ENDED, reason, Status.LOST)
     if late_deaths:
         rank, message = late_deaths[0].rank, late_deaths[0].message
-        return _judge(point, {rank: message}, Cause.WORKER_DIED, f"rank {rank} failed", Status.LOST)
+        return _final_answers(
+            point, {rank: message}, Cause.WORKER_DIED, f"rank {rank} failed", Status.LOST
+        )
     # All ranks have lost another rank, and no rank says why.
     answers = []
     for _, answer in sorted(point.answers.items()):
@@ -400,7 +406,9 @@ def after_timeout(
         message = f"ended measure.hang_s = {limit.hang_s:g} s after it was found to hang"
     guilty = {rank: "; ".join([message + _stuck_at(point, rank), *facts]) for rank in blamed}
     cause = Cause.TIMEOUT if limit.hang_s is None else Cause.HANG
-    answers = _judge(point, guilty, cause, f"waited for {_name_ranks(blamed)}", Status.TIMEOUT)
+    answers = _final_answers(
+        point, guilty, cause, f"waited for {_name_ranks(blamed)}", Status.TIMEOUT
+    )
     return tuple(_with_finding(answer, finding, blamed) for answer in answers)
 
 
@@ -421,7 +429,7 @@ def _blamed_ranks(finding: HangFinding | None) -> list[int]:
     return [finding.verdict.rank, *finding.verdict.also]
 
 
-def _judge(
+def _final_answers(
     point: PointObservation, guilty: Mapping[int, str], cause: Cause, reason: str, status: Status
 ) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order.

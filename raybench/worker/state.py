@@ -92,8 +92,8 @@ def process_settings() -> Iterator[ProcessSetting]:
         ProcessSetting("working directory", _working_directory, os.chdir),
         ProcessSetting(
             "default device",
-            # Set None instead of "cpu", which costs time in each call of torch.
             torch.get_default_device,
+            # Set None instead of "cpu", which costs time in each call of torch.
             lambda device: torch.set_default_device(None if device.type == "cpu" else device),
         ),
         ProcessSetting("default dtype", torch.get_default_dtype, torch.set_default_dtype),

@@ -224,7 +224,7 @@ def limit_log(log: Path) -> None:
 def read_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
     """Return a worker's output after `read_to`, at most the last 32 KiB of stdout and of stderr.
 
-    The output is cleaned: stdout below a line `[stdout]`, then stderr below a line `[stderr]`.
+    A line `[stdout]` or `[stderr]` is above each stream; control characters are removed.
 
     Args:
         folder: logs of Ray's session on this node.
@@ -238,7 +238,8 @@ def read_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
         if log is None:
             continue
         end = log.stat().st_size
-        start, read_to[log.name] = min(end, read_to.get(log.name, 0)), end
+        start = min(end, read_to.get(log.name, 0))
+        read_to[log.name] = end
         skipped_bytes = max(0, end - _MAX_OUTPUT_BYTES - start)
         with log.open("rb") as file:
             file.seek(start + skipped_bytes)
@@ -461,10 +462,14 @@ class NodeAgents:
         if holder is None:
             return OtherUsers
         # The calls are collected later, so that the point does not wait for them.
-        calls_before = self._send("read_use", devices, lambda here: (here, holder, True))
+        calls_before = self._send(
+            "read_use", devices, lambda node_devices: (node_devices, holder, True)
+        )
 
         def find_others() -> OtherUsers:
-            calls_after = self._send("read_use", devices, lambda here: (here, holder, False))
+            calls_after = self._send(
+                "read_use", devices, lambda node_devices: (node_devices, holder, False)
+            )
             before = _collect(calls_before, timeouts.AGENT_LOOK_S)
             after = _collect(calls_after, timeouts.AGENT_LOOK_S)
             users, silent_hosts = [], []
@@ -484,11 +489,16 @@ class NodeAgents:
 
     def kill(self, devices: Sequence[Device]) -> None:
         """Send SIGKILL to the workers of these devices, except on silent nodes; wait up to 1 s."""
-        self._ask("kill", devices, lambda here: (_process_ids(here),), timeouts.AGENT_KILL_S)
+        self._ask(
+            "kill",
+            devices,
+            lambda node_devices: (_process_ids(node_devices),),
+            timeouts.AGENT_KILL_S,
+        )
 
     def log_tails(self, devices: Sequence[Device]) -> list[str]:
         """Return the last 60 lines of each worker's output; "" without an answer in 0.5 s."""
-        answers = self._ask("outputs", devices, lambda here: (_process_ids(here),))
+        answers = self._ask("outputs", devices, lambda node_devices: (_process_ids(node_devices),))
         tails = []
         for device in devices:
             output = answers.get(device.node_id, {}).get(device.process_id, "")
@@ -497,7 +507,7 @@ class NodeAgents:
 
     def progress(self, devices: Sequence[Device]) -> list[RankProgress | None]:
         """Return the progress of each worker; None without an answer in 0.5 s."""
-        answers = self._ask("progress", devices, lambda here: (_process_ids(here),))
+        answers = self._ask("progress", devices, lambda node_devices: (_process_ids(node_devices),))
         now_s = time.monotonic()
         told: list[RankProgress | None] = []
         for device in devices:
@@ -556,7 +566,9 @@ class NodeAgents:
         deadline_s = time.monotonic() + timeout_s
         while True:
             growth = self._ask(
-                "memory_growth_bytes", gpus, lambda here: ([gpu.uuid for gpu in here],)
+                "memory_growth_bytes",
+                gpus,
+                lambda node_devices: ([gpu.uuid for gpu in node_devices],),
             )
             sizes = [(gpu, growth.get(gpu.node_id, {}).get(gpu.uuid, 0)) for gpu in gpus]
             unfreed = [(gpu, size) for gpu, size in sizes if size > _MAX_LEFT_BYTES]
@@ -591,7 +603,9 @@ class NodeAgents:
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
         """Return facts of each device; `unread` is set if the agent does not answer in 20 s."""
-        answers = self._ask("device_facts", devices, lambda here: (here,), timeouts.AGENT_FACTS_S)
+        answers = self._ask(
+            "device_facts", devices, lambda node_devices: (node_devices,), timeouts.AGENT_FACTS_S
+        )
         facts_by_uuid = {facts.device.uuid: facts for facts in chain(*answers.values())}
         now_s = time.monotonic()
         unread = "the agent of its node does not answer"

@@ -668,11 +668,11 @@ def _missing_devices(only: DeviceList, missing: Sequence[str]) -> ClusterError:
     )
 
 
-def _kill_and_release(held: Sequence[WorkerHandle | _Start]) -> None:
+def _kill_and_release(workers: Sequence[WorkerHandle | _Start]) -> None:
     """Kill the processes, and give their devices back to Ray."""
-    for worker in held:
+    for worker in workers:
         ray.kill(worker.process.actor, no_restart=True)
-    for placement in {worker.slot.placement for worker in held}:
+    for placement in {worker.slot.placement for worker in workers}:
         remove_placement_group(placement)
 
 

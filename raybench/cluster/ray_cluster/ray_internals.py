@@ -87,7 +87,7 @@ def is_head(address: str, timeout_s: float) -> bool:
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return False
+        return False  # without a head, the client retries all the time
     if "RAY_AUTH_TOKEN" in child.stderr:
         raise NoTokenError
     return True
