@@ -28,7 +28,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from raybench.conversion import MIB
 from raybench.errors import UsageError
-from raybench.hardware.nccl_log import choices, parse
+from raybench.hardware import nccl_log
 from raybench.measure.instruments import align_ranks, any_rank
 from raybench.records.environment import set_variables
 from raybench.records.task import GroupSpec, RankInfo, Task
@@ -375,7 +375,7 @@ class NcclLog:
         """Return this rank's transports since `record`, such as `P2P/CUMEM`; () if unknown."""
         if self._file is None:
             return ()
-        log = parse(_read_lines(self._file, self._log_begin))
+        log = nccl_log.parse(_read_lines(self._file, self._log_begin))
         return tuple(sorted(self._earlier_routes.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
@@ -398,7 +398,7 @@ class NcclLog:
             finally:
                 with set_variables(_log_variables(self._file, _CONNECTION_LOGS)):
                     reset_log()
-            return tuple(dict.fromkeys(choices(_read_lines(choices_file, 0))))
+            return tuple(dict.fromkeys(nccl_log.choices(_read_lines(choices_file, 0))))
         finally:
             os.close(choices_file)
 

@@ -268,7 +268,7 @@ class Worker:
         counted = self._count_flops(measurement, part, group)
         return replace(
             measurement,
-            # The ranks that share an uneven step may be numbered differently.
+            # In an uneven step, the workload may run as another rank.
             rank=rank_info.rank,
             share=part.share,
             # A script runs in a process of its own, whose cold start belongs to its set-up.

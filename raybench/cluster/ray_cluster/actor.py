@@ -71,6 +71,7 @@ class _Worker:
             (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             index = visible.split(",").index(assigned) if visible else int(assigned)
+        # Ask NVML first, because making a `Worker` takes seconds.
         if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
             return None
         self._worker = Worker(kind, index)

@@ -199,7 +199,7 @@ class WorkerPool:
             hosts = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
             missing = [name for name in self._only.names if name.rpartition(":")[0] not in hosts]
             if missing:
-                raise _missing_devices(self._only, missing)
+                raise _missing_devices_error(self._only, missing)
         first_workers = self._start_first_workers()
         order = allocator.in_device_order([worker.device for worker in first_workers])
         with self._lock:
@@ -212,7 +212,7 @@ class WorkerPool:
         self._reservation.reserve(self.devices)
         self._agents.watch(self.devices)
         if self._only and self._unclaimed_names and not (self._wait_s or self._starting):
-            raise _missing_devices(self._only, self._unclaimed_names)
+            raise _missing_devices_error(self._only, self._unclaimed_names)
         if self.pending:
             wanted = len(self._only.names) if self._only else count
             awaited = len(self._unclaimed_names) if self._only else self.pending
@@ -355,7 +355,7 @@ class WorkerPool:
         self._wait_for_free_devices()
         workers = self._wait_for_workers()
         if self._only and self._unlisted and not workers:
-            raise _missing_devices(self._only, self._unclaimed_names)
+            raise _missing_devices_error(self._only, self._unclaimed_names)
         if not workers:
             in_time = f"within {self._start_limit_s:.0f} s"
             why = in_time if self._starting else "before its node was lost"
@@ -660,7 +660,7 @@ def _racks() -> dict[str, str]:
     return racks
 
 
-def _missing_devices(only: DeviceList, missing: Sequence[str]) -> ClusterError:
+def _missing_devices_error(only: DeviceList, missing: Sequence[str]) -> ClusterError:
     others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     return ClusterError(
         f"{only.source}: the cluster does not give {missing[0]}{others}: it is not there, or "
