@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulations.history [--series 1000] [--jobs 2]
 
-Each series is one point over many runs, whose step time scatters by 1.5 %. `find_steps`, with which
-the command finds levels, judges every series. The first two series of each row also go through
+Each series is one point over many runs, whose step time scatters by 1.5 %. `find_level_starts`, which
+the command uses, judges every series. The first two series of each row also go through
 `raybench history --json`, which must show the same steps.
 
 AR .6: runs of neighbouring days resemble each other, with a correlation of 0.6. slow fifth: every
@@ -36,7 +36,7 @@ from benchmarks.common import options
 from benchmarks.simulations.commands import run_command
 from benchmarks.simulations.runs import write
 from raybench.analysis.compare import THRESHOLD
-from raybench.stats.levels import find_steps
+from raybench.stats.levels import find_level_starts
 
 SD, LEVEL_MS, CHANGE = 0.015, 10.0, math.log(1.05)
 THROUGH_COMMAND = 2
@@ -157,7 +157,7 @@ def steps_of(series: int, cell: Cell) -> list[list[int]]:
         values = SD * NOISES[cell.noise](rng, cell.runs)
         for place, size in cell.steps:
             values[place:] += size
-        steps = find_steps(values, 0.0, THRESHOLD)
+        steps = find_level_starts(values, 0.0, THRESHOLD)
         if number < THROUGH_COMMAND:
             assert steps == steps_by_command(values), (cell, number)
         found.append(steps)

@@ -38,7 +38,7 @@ from raybench.conversion import MS_PER_S
 from raybench.records.status import Status
 from raybench.results.point_row import PointRow, step_of_parts, why_no_breakdown
 from raybench.results.tables import Run
-from raybench.stats.levels import find_steps
+from raybench.stats.levels import find_level_starts
 from raybench.stats.summary import Scatter, scatter
 
 # Smaller relative changes are ignored.
@@ -667,7 +667,7 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
         ]
         within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0
         # The indices at which levels begin, and the end of the last level.
-        ends = [0, *find_steps(values, within, threshold), len(values)]
+        ends = [0, *find_level_starts(values, within, threshold), len(values)]
         level_before: float | None = None
         for first, end in pairwise(ends):
             level = float(values[first:end].mean())

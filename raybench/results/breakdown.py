@@ -21,7 +21,7 @@ from raybench.results.metrics import data_wait_ms
 from raybench.stats import summary as stats
 from raybench.stats.outliers import (
     NEARLY_ALL,
-    borne_out_ms,
+    confirmed_excess_ms,
     find_straggler,
     host_error_ms,
     late_in_turn_ms,
@@ -266,7 +266,7 @@ def _slowest_rank(
             timed_ms.append((series_ns / NS_PER_MS).tolist())
         error_ms = max(error_ms, host_error_ms(blocks, timed_ms))
     is_slow = stands_out(
-        borne_out_ms(straggler.excess_ms, step_ms - max(local_ms)), error_ms, step_ms
+        confirmed_excess_ms(straggler.excess_ms, step_ms - max(local_ms)), error_ms, step_ms
     )
     return {
         # Use the number of the rank: ranks without a share are missing here.

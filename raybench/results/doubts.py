@@ -11,7 +11,7 @@ from raybench.records.record import Record
 from raybench.results.breakdown import HOST_BOUND_SHARE
 from raybench.results.metrics import WIDEST_INTERVAL, half_interval, is_imprecise
 from raybench.results.point_row import PointRow, is_slowed_by_one_rank, why_no_breakdown
-from raybench.stats.outliers import MARK_SHARE, borne_out_ms
+from raybench.stats.outliers import MARK_SHARE, confirmed_excess_ms
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
@@ -112,7 +112,7 @@ def _doubts_of_parts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
     if is_slowed_by_one_rank(row):
         yield Doubt(
             kind=DoubtKind.SLOW_RANK,
-            value=borne_out_ms(row.straggler_ms or 0.0, row.unexplained_ms) / step_ms,
+            value=confirmed_excess_ms(row.straggler_ms or 0.0, row.unexplained_ms) / step_ms,
             limit=MARK_SHARE,
             subject=f"rank {row.slowest_rank}",
         )

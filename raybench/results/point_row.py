@@ -15,7 +15,7 @@ from raybench.records.metrics import Column
 from raybench.records.status import Status
 from raybench.results.breakdown import PartColumns
 from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumns, StepColumns
-from raybench.stats.outliers import borne_out_ms, stands_out
+from raybench.stats.outliers import confirmed_excess_ms, stands_out
 
 # The parts are measured in other steps than the step time, so they may exceed it slightly.
 _MOST_PARTS = 1.10
@@ -180,5 +180,5 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
     excess_ms, step_ms = row.straggler_ms, step_of_parts(row)
     if row.slowest_rank is None or excess_ms is None or not step_ms:
         return False
-    excess_ms = borne_out_ms(excess_ms, row.unexplained_ms)
+    excess_ms = confirmed_excess_ms(excess_ms, row.unexplained_ms)
     return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)

@@ -22,49 +22,46 @@ from raybench.stats.summary import student_t
 # The steps of a rank in ms. Each block has consecutive steps; other work lies between blocks.
 Blocks = Sequence[Sequence[float]]
 
-# A slow rank has an excess larger than both thresholds.
+# A rank is slow if its excess is above both 2 % of the step and three standard errors.
 MARK_SHARE = 0.02
 MARK_ERRORS = 3.0
 # A part of an excess that has at least this share is reported as the whole excess.
 NEARLY_ALL = 0.75
-# Probability that noise alone puts one of two ranks beyond three standard errors: 0.27 %.
-_CHANCE = 2 * NormalDist().cdf(-MARK_ERRORS)
-# The pace of hosts wanders, so their error is large. A larger probability keeps slow hosts visible.
-_CHANCE_OF_HOSTS = 0.01
-# Standard error of the median over the standard error of the mean, for normal samples: sqrt(pi /
-# 2).
+# Two-sided probability of more than three standard errors: 0.27 %.
+_FALSE_ALARMS_OF_RANKS = 2 * NormalDist().cdf(-MARK_ERRORS)
+# Hosts are noisy, so their standard error is large. More false alarms keep slow hosts visible.
+_FALSE_ALARMS_OF_HOSTS = 0.01
+# Standard error of the median / standard error of the mean, for normal samples.
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
-# Standard deviation of normal samples over their median absolute deviation, and the statistical
-# efficiency of the latter (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc. 88(424), 1993).
+# Standard deviation of normal samples / their median absolute deviation (MAD), and the statistical
+# efficiency of the MAD (P. J. Rousseeuw, C. Croux, J. Am. Stat. Assoc. 88(424), 1993).
 _MAD_FACTOR, _MAD_EFFICIENCY = 1.4826, 0.37
-_FEW_STEPS = 6
-# Steps are cut into parts of three steps or more, so that the median of a part ignores one stall.
-_MOST_PARTS, _LEAST_OF_A_PART = 6, 3
-# The timed steps of a point are cut into windows, which must fit into 30 steps. Without
-# `_pace_scatter`, 8 % of the clean points of two hosts that wander by 3 % would report a rank
-# (benchmarks/simulations/stragglers.py).
-_WINDOWS, _LEAST_OF_A_WINDOW = 8, 3
-# A few seconds of steps underestimate how a host wanders. The factor comes from a simulation,
+# With fewer steps, the MAD may be far too small.
+_MIN_STEPS_OF_MAD = 6
+# A part has three steps or more, so that its median ignores one stall.
+_MAX_PARTS, _MIN_STEPS_OF_PART = 6, 3
+# Eight windows of three steps fit into the 30 steps that most points have.
+_WINDOWS, _MIN_STEPS_OF_WINDOW = 8, 3
+# A few seconds of steps underestimate slow fluctuations. The factor comes from a simulation,
 # docs/results.md.
-_UNSEEN = 1.3
+_SLOW_FLUCTUATIONS = 1.3
 # Fewer ranks do not show how much ranks differ.
-_ENOUGH_RANKS = 6
-# One in eight ranks may be slow together with the slowest rank, such as ranks of one host, so the
-# largest eighth is left out. The standard deviation of the other normal values is smaller by the
-# factor 1.22.
-_MAY_BE_SLOW, _TRUNCATED = 8, 1.22
+_MIN_RANKS_OF_GRUBBS = 6
+# One rank in eight may be slow together with the slowest, for example on the same host, so the
+# largest eighth is left out. This reduces the standard deviation of normal values by 1.22.
+_RANKS_PER_SLOW_RANK, _TRUNCATION_FACTOR = 8, 1.22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """The slowest rank compared with another rank, whether it stands out or not.
+    """The slowest rank compared with a typical rank, whether it stands out or not.
 
-    Ranks are indices of the list that was compared, which may leave ranks out.
+    Ranks are indices of the compared list.
     """
 
     # The rank with the largest median step.
     rank: int
-    # The rank with the lower median of all other medians.
+    # The typical rank: the lower median of the ranks without the slowest.
     other: int
     # Median of `rank` minus median of `other`.
     excess_ms: float
@@ -75,41 +72,40 @@ class Straggler:
 def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
     """Compare the slowest rank with a typical rank; None for fewer than two ranks or steps.
 
-    The standard error is the largest of three estimates: for independent steps, for steps that
-    wander (from nine steps on), and two thirds of the difference between the excess and the
-    smallest excess in any part of the steps. The third estimate lets a rank stand out only if each
-    part shows at least half of the excess.
+    The standard error is the largest of three estimates, so that a rank with a few slow steps does
+    not stand out.
 
     Args:
         ranks: the steps of each rank in ms, in blocks.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
-    if len(series) < 2 or min(map(len, series)) < 2:
+    least_steps = min(map(len, series), default=0)
+    if len(series) < 2 or least_steps < 2:
         return None
     rank, other = slowest_and_other([median(steps) for steps in series])
-    slow, peer = series[rank], series[other]
-    excess_ms = median(slow) - median(peer)
-    parts = max(1, min(_MOST_PARTS, min(map(len, series)) // _LEAST_OF_A_PART))
-    by_part = [list(map(median, _separate(steps, parts))) for steps in series]
-    wandering_ms = 0.0
+    excess_ms = median(series[rank]) - median(series[other])
+    independent_ms = math.hypot(median_error(series[rank]), median_error(series[other]))
+    # The pace of a host changes within tenths of a second, so neighbouring steps are correlated.
+    # Compare the medians of parts, which are nearly independent.
+    parts = max(1, min(_MAX_PARTS, least_steps // _MIN_STEPS_OF_PART))
+    medians_of_parts = [list(map(median, _cut(steps, parts))) for steps in series]
+    correlated_ms = 0.0
     if parts > 2:
-        # The pace of a host changes within tenths of a second, so neighbouring steps are
-        # correlated. Use numpy, because statistics.variance takes 0.1 ms a rank. Use the median
-        # over ranks, because one stall must not hide a slow rank.
-        typical = float(np.median(np.var(by_part, axis=1, ddof=1)))
-        critical_t = student_t(len(by_part) * (parts - 1), 1 - _CHANCE)
-        wandering_ms = critical_t / MARK_ERRORS * math.sqrt(2 * typical / parts)
-    least_ms = min(a - b for a, b in zip(by_part[rank], by_part[other], strict=True))
-    errors_ms = (
-        math.hypot(median_error(slow), median_error(peer)),
-        wandering_ms,
-        (excess_ms - least_ms) * 2 / MARK_ERRORS,
-    )
-    return Straggler(rank=rank, other=other, excess_ms=excess_ms, error_ms=max(errors_ms))
+        # Use numpy, because statistics.variance takes 0.1 ms a rank. Use the median over ranks,
+        # because one stall must not hide a slow rank.
+        typical_variance = float(np.median(np.var(medians_of_parts, axis=1, ddof=1)))
+        critical_t = student_t(len(series) * (parts - 1), 1 - _FALSE_ALARMS_OF_RANKS)
+        correlated_ms = critical_t / MARK_ERRORS * math.sqrt(2 * typical_variance / parts)
+    # The excess is below three such errors unless each part shows half of the excess.
+    pairs = zip(medians_of_parts[rank], medians_of_parts[other], strict=True)
+    smallest_excess_ms = min(slow_ms - other_ms for slow_ms, other_ms in pairs)
+    uneven_ms = (excess_ms - smallest_excess_ms) * 2 / MARK_ERRORS
+    error_ms = max(independent_ms, correlated_ms, uneven_ms)
+    return Straggler(rank=rank, other=other, excess_ms=excess_ms, error_ms=error_ms)
 
 
 def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
-    """Return the index of the largest value and of the lower median of all other values.
+    """Return the index of the largest value, and of the lower median of all other values.
 
     Raises:
         ValueError: fewer than two values.
@@ -118,7 +114,8 @@ def slowest_and_other(medians: Sequence[float]) -> tuple[int, int]:
         raise ValueError("one rank has no others")
     slowest = max(range(len(medians)), key=lambda rank: medians[rank])
     others = sorted((ms, rank) for rank, ms in enumerate(medians) if rank != slowest)
-    return slowest, others[(len(others) - 1) // 2][1]
+    _, middle_rank = others[(len(others) - 1) // 2]
+    return slowest, middle_rank
 
 
 def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
@@ -126,27 +123,29 @@ def stands_out(excess_ms: float, error_ms: float, step_ms: float) -> bool:
     return excess_ms > max(MARK_SHARE * step_ms, MARK_ERRORS * error_ms)
 
 
-def borne_out_ms(excess_ms: float, rest_ms: float | None) -> float:
+def confirmed_excess_ms(excess_ms: float, unexplained_ms: float | None) -> float:
     """Return the part of an excess that the timed steps confirm; it may be negative.
 
+    If the parts of a step add up to more than the timed step, the excess is reduced by as much.
+
     Args:
-        rest_ms: the timed step minus its parts; None if unknown.
+        unexplained_ms: the timed step minus its parts; None if unknown.
     """
-    return excess_ms + min(0.0, rest_ms or 0.0)
+    return excess_ms + min(0.0, unexplained_ms or 0.0)
 
 
 def median_error(steps: Sequence[float]) -> float:
-    """Return the standard error of the median, by the median absolute deviation.
+    """Return the standard error of the median, by the median absolute deviation (MAD).
 
-    For two to five steps the standard deviation is used if it is larger. The error of one step is
-    unknown, and returned as 0.
+    For two to five steps the standard deviation is used if it is larger. The error of a single
+    step is 0.
     """
     middle = median(steps)
-    # Correct for few steps: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for two highly
-    # robust estimators of scale", Computational Statistics 1, 1992.
-    few = len(steps) / (len(steps) - 0.8)
-    deviation = few * _MAD_FACTOR * median(abs(ms - middle) for ms in steps)
-    if 1 < len(steps) < _FEW_STEPS:
+    # The MAD of few steps is too small: C. Croux, P. J. Rousseeuw, "Time-efficient algorithms for
+    # two highly robust estimators of scale", Computational Statistics 1, 1992.
+    correction = len(steps) / (len(steps) - 0.8)
+    deviation = correction * _MAD_FACTOR * median(abs(ms - middle) for ms in steps)
+    if 1 < len(steps) < _MIN_STEPS_OF_MAD:
         deviation = max(deviation, stdev(steps))
     return _MEDIAN_FACTOR * deviation / math.sqrt(len(steps))
 
@@ -155,56 +154,65 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
     """Return how much longer a step takes because different ranks are late at different times.
 
     This is the median over steps of the maximum over ranks, minus the largest median of a rank.
-    None for fewer than two ranks, and for unequal numbers of steps.
 
     Args:
-        ranks: as for `find_straggler`; the n-th steps of all ranks are one step of the point.
+        ranks: the steps of each rank in ms, in blocks. The n-th steps of all ranks are one step.
+
+    Returns:
+        None for fewer than two ranks, for unequal numbers of steps, or without steps.
     """
     series = [list(chain(*blocks)) for blocks in ranks]
     counts = {len(steps) for steps in series}
     if len(series) < 2 or len(counts) > 1 or not all(series):
         return None
-    in_turn_ms, alone_ms = np.median(np.max(series, axis=0)), np.median(series, axis=1).max()
-    return max(0.0, float(in_turn_ms - alone_ms))
+    median_of_latest_ms = np.median(np.max(series, axis=0))
+    latest_median_ms = np.median(series, axis=1).max()
+    return max(0.0, float(median_of_latest_ms - latest_median_ms))
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
-    """Return a standard error in ms that includes how the pace of a host wanders.
+    """Return the standard error of a difference of two hosts, whose pace fluctuates slowly.
 
-    For six or more ranks, the error comes from the differences between their local steps, without
-    the slowest eighth: Grubbs' test (F. E. Grubbs, "Procedures for detecting outlying observations
-    in samples", Technometrics 11(1), 1969). For fewer ranks, it comes from the scatter of the timed
-    steps, and is 0 for fewer than 24 steps.
+    For six or more ranks, the error comes from the differences between ranks: Grubbs' test (F. E.
+    Grubbs, "Procedures for detecting outlying observations in samples", Technometrics 11(1), 1969).
+    For fewer ranks, it comes from the fluctuations of the timed steps.
 
     Args:
-        ranks: as for `find_straggler`.
-        step_series_ms: the step times of the point, a series per repeat.
+        ranks: the steps of each rank without communication in ms, in blocks.
+        step_series_ms: the timed steps of the point, a series per repeat.
     """
-    if len(ranks) < _ENOUGH_RANKS:
-        confidence = 1 - 2 * _CHANCE / len(ranks)
-        return max((_pace_scatter(steps, confidence) for steps in step_series_ms), default=0.0)
+    if len(ranks) < _MIN_RANKS_OF_GRUBBS:
+        confidence = 1 - 2 * _FALSE_ALARMS_OF_RANKS / len(ranks)
+        errors_ms = [_fluctuation_error_ms(steps_ms, confidence) for steps_ms in step_series_ms]
+        return max(errors_ms, default=0.0)
     medians = sorted(median(chain(*blocks)) for blocks in ranks)
-    others = medians[: len(medians) - 1 - len(medians) // _MAY_BE_SLOW]
-    factor = 1.0 if len(others) == len(medians) - 1 else _TRUNCATED
-    # `stands_out` multiplies the error by MARK_ERRORS.
-    critical_t = student_t(len(others) - 1, 1 - 2 * _CHANCE_OF_HOSTS / len(ranks))
-    error_ms = factor * stdev(others) * math.sqrt(1 + 1 / (len(medians) - 1))
+    # Leave out the slowest rank, and ranks that may be slow together with it.
+    slow_peers = len(medians) // _RANKS_PER_SLOW_RANK
+    peers = medians[: len(medians) - 1 - slow_peers]
+    sd_ms = stdev(peers) * (_TRUNCATION_FACTOR if slow_peers else 1.0)
+    error_ms = sd_ms * math.sqrt(1 + 1 / (len(medians) - 1))
+    # `stands_out` multiplies the error by MARK_ERRORS, so the product is the critical difference.
+    critical_t = student_t(len(peers) - 1, 1 - 2 * _FALSE_ALARMS_OF_HOSTS / len(ranks))
     return critical_t / MARK_ERRORS * error_ms
 
 
-def _pace_scatter(steps: Sequence[float], confidence: float) -> float:
-    """Return one third of the difference that chance explains between two equally noisy hosts."""
-    if len(steps) < _WINDOWS * _LEAST_OF_A_WINDOW:
+def _fluctuation_error_ms(steps_ms: Sequence[float], confidence: float) -> float:
+    """Return the standard error of a difference of two hosts that fluctuate like these steps.
+
+    0 for fewer than 24 steps.
+    """
+    if len(steps_ms) < _WINDOWS * _MIN_STEPS_OF_WINDOW:
         return 0.0
-    windows = _separate(steps, _WINDOWS)
-    # The medians of windows scatter by more than independent steps explain: the host wanders.
-    independent = fmean(median_error(window) ** 2 for window in windows)
-    wandering = max(0.0, variance(map(median, windows)) - independent)
-    critical_t = _UNSEEN * student_t(_WINDOWS - 1, confidence)
-    return critical_t / MARK_ERRORS * math.sqrt(2 * wandering)
+    windows = _cut(steps_ms, _WINDOWS)
+    # Slow fluctuations are what independent steps do not explain.
+    independent_variance = fmean(median_error(window) ** 2 for window in windows)
+    slow_variance = max(0.0, variance(map(median, windows)) - independent_variance)
+    critical_t = _SLOW_FLUCTUATIONS * student_t(_WINDOWS - 1, confidence)
+    # `stands_out` multiplies the error by MARK_ERRORS.
+    return critical_t / MARK_ERRORS * math.sqrt(2 * slow_variance)
 
 
-def _separate(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
+def _cut(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
     """Cut steps into consecutive parts of about equal length."""
     ends = [len(steps) * part // parts for part in range(parts + 1)]
     return [steps[start:end] for start, end in pairwise(ends)]
@@ -215,20 +223,20 @@ Bools = NDArray[np.bool_]
 
 # The spread of fewer peers cannot be estimated.
 LEAST_ALIKE = 4
-# A slow subject exceeds its peers by more than both thresholds.
+# A slow subject exceeds the median of its peers by more than both 5 % and 3.5 sigma.
 SLOW_SHARE = 0.05
 SLOW_SIGMAS = 3.5
 # A bad subject takes more than 1.5 times as long as its peers.
 BAD_RATIO = 1.5
 # Share of healthy fleets in which a subject is called slow by chance.
 FALSE_ALARMS = 0.005
-# Among few peers, a slow subject takes longer than the fastest by more than both: 10 %, and seven
-# times the floor of the test.
+# Among fewer than `LEAST_ALIKE` peers, a slow subject exceeds the fastest by more than both 10 %
+# and seven times the noise floor of the test.
 _FEW_SHARE, _FEW_FLOORS = 0.1, 7
-# Smallest faster group that can be the reference: a share, and a number of subjects.
-_LEAST_SHARE, _LEAST_OF_A_GROUP = 0.1, 2
-# The floor of a test weighs as much as a spread with ten degrees of freedom: the estimate from
-# eight subjects alone is off by half.
+# Each group of a divided fleet has at least 10 % of the subjects, and at least two.
+_MIN_GROUP_SHARE, _MIN_GROUP_SIZE = 0.1, 2
+# The noise floor weighs as much as an estimate with ten degrees of freedom, because the estimate
+# from eight subjects alone is off by half.
 _FLOOR_DEGREES = 10
 
 
@@ -236,17 +244,17 @@ _FLOOR_DEGREES = 10
 class Peers:
     """The subjects of one test compared with their peers; arrays have an entry for each subject."""
 
-    # Time over the time of the peers, median over passes; NaN without a value.
+    # Time of the subject / median time of the peers, median over passes; NaN without a value.
     ratios: Floats
     # Spread of the values, relative to the median.
     sigma: float
-    # A subject that exceeds the median by more than this is slow; relative to the median.
+    # Largest relative excess over the median that is not slow.
     limit: float
     # Whether the excess is above `limit` in the median over passes and in each pass.
     is_beyond: Bools
     # One-sided p-values of the excess; NaN without a value.
     p_values: Floats
-    # Subjects whose median is the reference: all, or the faster group of a divided fleet.
+    # Whether the median of the peers counts the subject: all, or the faster group of two.
     is_reference: Bools
 
     @property
@@ -264,28 +272,28 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     Args:
         values: [passes, subjects], NaN for a missing value; at least `LEAST_ALIKE` subjects.
         is_time: whether values are times; else they are rates.
-        floor: relative noise of a healthy device, above 0; a smaller spread is replaced by it.
+        floor: relative noise of a healthy device, above 0; lower bound of `sigma`.
     """
-    shares = values / _median(values, axis=1)[:, None]
-    ratios = _as_times(_median(shares, axis=0), is_time)
+    from scipy.special import ndtr
+
+    relative = values / _median(values, axis=1)[:, None]
+    ratios = _as_times(_median(relative, axis=0), is_time)
     is_reference = _fast_group(ratios, floor)
     # In a divided fleet, replace the median of all subjects by the median of the faster group.
     if not is_reference.all():
-        shares = values / _median(values[:, is_reference], axis=1)[:, None]
-    from scipy.special import ndtr
-
-    middle = _median(shares, axis=0)
-    sigma = _spread(middle[is_reference], floor)
+        relative = values / _median(values[:, is_reference], axis=1)[:, None]
+    typical = _median(relative, axis=0)
+    sigma = _spread(typical[is_reference], floor)
     limit = max(SLOW_SHARE, SLOW_SIGMAS * sigma)
-    excess = (shares - 1) if is_time else (1 - shares)
-    least = np.where(np.isnan(excess), np.inf, excess).min(axis=0)
-    typical = _median(excess, axis=0)
+    excess = (relative - 1) if is_time else (1 - relative)
+    smallest_excess = np.where(np.isnan(excess), np.inf, excess).min(axis=0)
+    typical_excess = _median(excess, axis=0)
     return Peers(
-        ratios=_as_times(middle, is_time),
+        ratios=_as_times(typical, is_time),
         sigma=sigma,
         limit=limit,
-        is_beyond=(typical > limit) & (least > limit),
-        p_values=np.asarray(ndtr(-typical / sigma)),
+        is_beyond=(typical_excess > limit) & (smallest_excess > limit),
+        p_values=np.asarray(ndtr(-typical_excess / sigma)),
         is_reference=is_reference,
     )
 
@@ -293,8 +301,8 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
 def find_slow(tests: Sequence[Peers]) -> list[Bools]:
     """Return for each test a mask of the slow subjects.
 
-    Controls the false discovery rate over all tests and subjects (Benjamini and Hochberg 1995):
-    about `FALSE_ALARMS` of healthy fleets have a subject called slow.
+    The false discovery rate over all tests and subjects is at most `FALSE_ALARMS` (Benjamini and
+    Hochberg 1995).
     """
     from scipy.stats import false_discovery_control
 
@@ -302,50 +310,56 @@ def find_slow(tests: Sequence[Peers]) -> list[Bools]:
         return []
     p_values = np.concatenate([peers.p_values for peers in tests])
     has_value = ~np.isnan(p_values)
-    rates = np.ones_like(p_values)
+    q_values = np.ones_like(p_values)
     if has_value.any():
-        rates[has_value] = false_discovery_control(p_values[has_value])
+        q_values[has_value] = false_discovery_control(p_values[has_value])
     ends = np.cumsum([len(peers.p_values) for peers in tests])[:-1]
-    by_test = zip(tests, np.split(rates, ends), strict=True)
-    return [peers.is_beyond & (test_rates <= FALSE_ALARMS) for peers, test_rates in by_test]
+    q_values_by_test = np.split(q_values, ends)
+    return [
+        peers.is_beyond & (test_q_values <= FALSE_ALARMS)
+        for peers, test_q_values in zip(tests, q_values_by_test, strict=True)
+    ]
 
 
 def compare_few(
     values: Floats, *, is_time: bool, floor: float, bad_ratio: float = BAD_RATIO
 ) -> tuple[Floats, Bools]:
-    """Return each subject's time relative to the fastest, and a mask of the slow subjects.
+    """Return each subject's time / the fastest subject's time, and a mask of the slow subjects.
 
-    For fewer than `LEAST_ALIKE` subjects, whose median says little. A subject is slow if its ratio
-    exceeds the limit in the median over passes, and exceeds the limit less `floor` in each pass.
+    For fewer than `LEAST_ALIKE` subjects, whose median says little. A slow subject exceeds the
+    limit in the median over passes, and in each pass but for noise.
 
     Args:
         values: [passes, subjects], NaN for a missing value.
         is_time: whether values are times; else they are rates.
         floor: relative noise of a healthy device.
-        bad_ratio: a value above `BAD_RATIO` is the limit itself. Other values are an upper bound of
-            the usual limit.
+        bad_ratio: ratio above which the test calls a subject bad. A noisy test has a larger ratio
+            than `BAD_RATIO`, which is then the limit of slow subjects too.
     """
     times = _as_times(values, is_time)
-    typical = _median(times, axis=0)
-    if not np.isfinite(typical).any():
-        return typical, np.zeros(len(typical), dtype=np.bool_)
-    fastest = int(np.nanargmin(typical))
-    ratios = np.asarray(typical / typical[fastest])
-    by_pass = times / times[:, [fastest]]
-    least = np.where(np.isnan(by_pass), np.inf, by_pass).min(axis=0)
-    usual = min(bad_ratio, 1 + max(_FEW_SHARE, _FEW_FLOORS * floor))
-    limit = bad_ratio if bad_ratio > BAD_RATIO else usual
-    return ratios, (ratios > limit) & (least > limit * (1 - floor))
+    typical_times = _median(times, axis=0)
+    if not np.isfinite(typical_times).any():
+        return typical_times, np.zeros(len(typical_times), dtype=np.bool_)
+    fastest = int(np.nanargmin(typical_times))
+    ratios = np.asarray(typical_times / typical_times[fastest])
+    ratios_by_pass = times / times[:, [fastest]]
+    smallest_ratios = np.where(np.isnan(ratios_by_pass), np.inf, ratios_by_pass).min(axis=0)
+    is_noisy_test = bad_ratio > BAD_RATIO
+    usual_limit = 1 + max(_FEW_SHARE, _FEW_FLOORS * floor)
+    limit = bad_ratio if is_noisy_test else min(bad_ratio, usual_limit)
+    is_slow = (ratios > limit) & (smallest_ratios > limit * (1 - floor))
+    return ratios, is_slow
 
 
 def _as_times(values: Floats, is_time: bool) -> Floats:
-    """Return times as they are, and rates as times per unit."""
+    """Return times unchanged, and the reciprocals of rates."""
     with np.errstate(divide="ignore"):
         return values if is_time else np.asarray(1.0 / values)
 
 
 def _median(values: Floats, axis: int) -> Floats:
-    """Return the median without NaN; NaN if there is no value."""
+    """Return the median of the values that are not NaN; NaN if all are NaN."""
+    # Do not warn where all values are NaN.
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return np.asarray(np.nanmedian(values, axis=axis))
 
@@ -365,15 +379,15 @@ def _spread(values: Floats, floor: float) -> float:
 def _fast_group(ratios: Floats, floor: float) -> Bools:
     """Return a mask of the faster group of a divided fleet; all True if it is not divided.
 
-    The division is the first gap, from the fast end, that exceeds the limit of the group before it.
+    A fleet is divided if the next slower subject would be slow among the subjects before it.
     """
-    order = np.argsort(ratios)  # NaN last
-    ascending = ratios[order][: int(np.isfinite(ratios).sum())]
-    least = max(_LEAST_OF_A_GROUP, int(np.ceil(_LEAST_SHARE * len(ascending))))
+    ascending = np.sort(ratios[np.isfinite(ratios)])
+    min_size = max(_MIN_GROUP_SIZE, int(np.ceil(_MIN_GROUP_SHARE * len(ascending))))
     gaps = ascending[1:] / ascending[:-1] - 1
-    for last in np.flatnonzero(gaps > SLOW_SHARE):
-        size = int(last) + 1
+    for last_of_group in np.flatnonzero(gaps > SLOW_SHARE):
+        size = int(last_of_group) + 1
         limit = max(SLOW_SHARE, SLOW_SIGMAS * _spread(ascending[:size], floor))
-        if least <= size <= len(ascending) - least and gaps[last] > limit:
-            return np.asarray(ratios <= ascending[last])
+        both_large_enough = min_size <= size <= len(ascending) - min_size
+        if both_large_enough and gaps[last_of_group] > limit:
+            return np.asarray(ratios <= ascending[last_of_group])
     return np.ones(len(ratios), dtype=np.bool_)

@@ -12,10 +12,11 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 # Shares are corrected until the step times differ by at most 1 %, at most three times.
-_LARGEST_DIFFERENCE, _CORRECTIONS = 0.01, 3
+_MAX_DIFFERENCE, _MAX_CORRECTIONS = 0.01, 3
 # Devices whose speeds differ by at most 3 % count as equally fast.
 _EQUAL_SPEED = 0.03
 
+# Items of each device.
 Shares = tuple[int, ...]
 
 
@@ -51,7 +52,7 @@ class DeviceSpeed:
 
     # Seconds of a step that do not depend on the number of items.
     fixed_s: float
-    # Rate of further items.
+    # Rate beyond the largest measured step.
     items_per_s: float
     # The most items that the memory holds; None: no limit. `step_s` ignores the limit.
     most_items: int | None = None
@@ -63,8 +64,8 @@ class DeviceSpeed:
         if not items:
             return 0.0
         knots, seconds = self._knots
-        items_beyond = max(0, items - knots[-1])
-        return float(np.interp(items, knots, seconds)) + items_beyond / self.items_per_s
+        extrapolated_items = max(0, items - knots[-1])
+        return float(np.interp(items, knots, seconds)) + extrapolated_items / self.items_per_s
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
         """Return a copy with another measured step of one or more items."""
@@ -72,7 +73,7 @@ class DeviceSpeed:
 
     @cached_property
     def _knots(self) -> tuple[Sequence[int], Sequence[float]]:
-        """Items and seconds between which to interpolate, from 0 items on."""
+        """The (items, seconds) between which `step_s` interpolates, from 0 items on."""
         items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
         # A larger share must not be predicted to be faster: replace a decrease by a level.
         rising = accumulate(seconds[1:], max, initial=min(seconds))
@@ -80,68 +81,66 @@ class DeviceSpeed:
 
 
 def equal_shares(devices: int, batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device: multiples of `unit` that differ by at most one unit.
-
-    Larger shares come first.
+    """Divide a batch into multiples of `unit` that differ by at most one unit, the largest first.
 
     Raises:
         ValueError: the batch is not a multiple of the unit.
     """
-    units, remaining = divmod(_units(batch, unit), devices)
+    units, remaining = divmod(_number_of_units(batch, unit), devices)
     return tuple(unit * (units + (device < remaining)) for device in range(devices))
 
 
 def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
     """Return for each device whether it is fast.
 
-    A gap is the ratio of two neighbours in the sorted speeds. Devices above the widest gap are
-    fast. If no gap exceeds 3 %, all devices are fast.
+    Fast devices are above the largest ratio of two neighbours in the sorted speeds. If no
+    neighbours differ by more than 3 %, all devices are fast.
     """
-    ordered = sorted(set(speeds))
-    gaps = [(fast / slow, fast) for slow, fast in pairwise(ordered)]
-    widest, slowest_fast = max(gaps, default=(1.0, ordered[0]))
-    least = slowest_fast if widest > 1 + _EQUAL_SPEED else ordered[0]
-    return tuple(speed >= least for speed in speeds)
+    ascending = sorted(set(speeds))
+    ratios = [(faster / slower, faster) for slower, faster in pairwise(ascending)]
+    largest_ratio, slowest_fast = max(ratios, default=(1.0, ascending[0]))
+    if largest_ratio <= 1 + _EQUAL_SPEED:
+        slowest_fast = ascending[0]
+    return tuple(speed >= slowest_fast for speed in speeds)
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
-    """Return `equal_shares` for the fast devices and 0 for the slow devices.
+    """Divide a batch equally among the fast devices; slow devices get 0 items.
 
     Raises:
         ValueError: the batch is not a multiple of the unit.
         ZeroDivisionError: no device is fast.
     """
-    of_fast = iter(equal_shares(sum(are_fast), batch, unit))
-    return tuple(next(of_fast) if is_fast else 0 for is_fast in are_fast)
+    remaining_shares = iter(equal_shares(sum(are_fast), batch, unit))
+    return tuple(next(remaining_shares) if is_fast else 0 for is_fast in are_fast)
 
 
 def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) -> Shares:
-    """Return the items of each device that let the last device finish as early as possible.
-
-    Each unit goes to the device that would finish it first and whose memory holds it. This is
-    optimal because step times are monotone.
+    """Divide a batch so that the last device finishes as early as possible.
 
     Raises:
         ValueError: the batch is not a multiple of the unit, or exceeds the memory of the devices.
     """
-    # Units that the memory of each device holds.
+    # Number of units that the memory of each device holds.
     limits = [
         math.inf if speed.most_items is None else speed.most_items // unit for speed in speeds
     ]
-    units = _units(batch, unit)
-    if sum(limits) < units:
+    units_of_batch = _number_of_units(batch, unit)
+    if sum(limits) < units_of_batch:
         raise ValueError(f"the devices hold {unit * sum(limits):.0f} items together, not {batch}")
-    # Units of each device. The queue has the time at which a device would finish its next unit.
-    shares = [0] * len(speeds)
+    # Give each unit to the device that would finish it first. This greedy division is optimal
+    # because step times are monotone. The queue has the step time of each device with one more
+    # unit.
+    units = [0] * len(speeds)
     queue = [(speed.step_s(unit), device) for device, speed in enumerate(speeds) if limits[device]]
     heapq.heapify(queue)
-    for _ in range(units):
+    for _ in range(units_of_batch):
         _, device = heapq.heappop(queue)
-        shares[device] += 1
-        if shares[device] < limits[device]:
-            next_s = speeds[device].step_s(unit * (shares[device] + 1))
+        units[device] += 1
+        if units[device] < limits[device]:
+            next_s = speeds[device].step_s(unit * (units[device] + 1))
             heapq.heappush(queue, (next_s, device))
-    return tuple(unit * share for share in shares)
+    return tuple(unit * device_units for device_units in units)
 
 
 def balance(
@@ -150,37 +149,42 @@ def balance(
     unit: int,
     time_steps: Callable[[Shares], Sequence[float]],
 ) -> tuple[Shares, tuple[float, ...]]:
-    """Return the best shares that were tried, and the seconds of a step of each device.
+    """Find the shares with the shortest step; return them with the step seconds of each device.
 
-    Shares by speed are timed, and corrected by the timed steps. The slowest device finishes first
-    with the best shares. Equal shares are tried too, with predicted times.
+    Shares by speed are timed, and corrected by the timed steps. Equal shares are a candidate too,
+    with predicted step times.
 
     Args:
-        time_steps: times the given shares, and returns the seconds of each device; 0 for a share
-            of 0. Called at most four times.
+        time_steps: times a step with the given shares, and returns the seconds of each device; 0
+            for a share of 0. Called at most four times.
 
     Raises:
-        ValueError: as `shares_by_speed`.
+        ValueError: the batch is not a multiple of the unit, or exceeds the memory of the devices.
     """
+    # Step seconds of each device, by the shares.
+    candidates: dict[Shares, tuple[float, ...]] = {}
     equal = equal_shares(len(speeds), batch, unit)
-    fits = all(
+    equal_fits = all(
         speed.most_items is None or items <= speed.most_items
         for items, speed in zip(equal, speeds, strict=True)
     )
-    tried = {equal: tuple(map(DeviceSpeed.step_s, speeds, equal))} if fits else {}
-    for _ in range(1 + _CORRECTIONS):
+    if equal_fits:
+        candidates[equal] = tuple(map(DeviceSpeed.step_s, speeds, equal))
+    for _ in range(1 + _MAX_CORRECTIONS):
         shares = shares_by_speed(speeds, batch, unit)
-        if shares in tried:
+        if shares in candidates:
             break
-        device_s = tried[shares] = tuple(time_steps(shares))
-        busy_s = [s for s in device_s if s]
-        if max(busy_s) - min(busy_s) <= _LARGEST_DIFFERENCE * max(busy_s):
+        steps_s = tuple(time_steps(shares))
+        candidates[shares] = steps_s
+        busy_s = [step_s for step_s in steps_s if step_s]
+        if max(busy_s) - min(busy_s) <= _MAX_DIFFERENCE * max(busy_s):
             break
         speeds = [
-            speed.with_step(items, s) if items else speed
-            for speed, items, s in zip(speeds, shares, device_s, strict=True)
+            speed.with_step(items, step_s) if items else speed
+            for speed, items, step_s in zip(speeds, shares, steps_s, strict=True)
         ]
-    return min(tried.items(), key=lambda entry: max(entry[1]))
+    best = min(candidates, key=lambda shares: max(candidates[shares]))
+    return best, candidates[best]
 
 
 def crossover_batch(
@@ -192,30 +196,32 @@ def crossover_batch(
 ) -> float | None:
     """Return the global batch above which all devices together beat the fast devices alone.
 
-    0 if all devices always win; None if they never do, and if all or no devices are fast.
-
     Args:
         exchange_s: seconds that the exchange of gradients among all devices adds to a step.
-        fast_exchange_s: the same among the fast devices.
+        fast_exchange_s: seconds that the exchange among the fast devices adds.
+
+    Returns:
+        0 if all devices win at any batch. None if they never win, and if all or no devices are
+        fast.
     """
-    # The step of all devices at a batch B takes start_s + B / together, if shares are by speed. The
-    # step of n fast devices takes fixed_s + B / (n items_per_s) on each of them. Solve for B. All
-    # devices win as soon as one fast device needs longer, so take the smallest B.
     fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
     if len(fast) == len(speeds):
         return None
-    together = sum(speed.items_per_s for speed in speeds)
-    start_s = sum(speed.items_per_s * speed.fixed_s for speed in speeds) / together + exchange_s
-    crossings = [
-        (start_s - fast_exchange_s - speed.fixed_s) / gain
-        for speed in fast
-        if (gain := 1 / (len(fast) * speed.items_per_s) - 1 / together) > 0
-    ]
+    # With shares by speed, all devices take all_fixed_s + batch / all_items_per_s.
+    all_items_per_s = sum(speed.items_per_s for speed in speeds)
+    weighted_fixed_s = sum(speed.items_per_s * speed.fixed_s for speed in speeds)
+    all_fixed_s = weighted_fixed_s / all_items_per_s + exchange_s
+    # A fast device of n takes fixed_s + batch / (n items_per_s). Solve for the batch. All devices
+    # win as soon as one of the fast devices needs longer.
+    crossings = []
+    for speed in fast:
+        saved_s_per_item = 1 / (len(fast) * speed.items_per_s) - 1 / all_items_per_s
+        if saved_s_per_item > 0:
+            crossings.append((all_fixed_s - fast_exchange_s - speed.fixed_s) / saved_s_per_item)
     return max(0.0, min(crossings)) if crossings else None
 
 
-def _units(batch: int, unit: int) -> int:
-    """Return how many units a batch has."""
+def _number_of_units(batch: int, unit: int) -> int:
     if batch % unit:
         raise ValueError(f"a batch of {batch} is not made up of units of {unit}")
     return batch // unit

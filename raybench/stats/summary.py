@@ -18,15 +18,15 @@ from numpy.typing import ArrayLike, NDArray
 # Fewer samples give no meaningful interval.
 MIN_SAMPLES = 6
 # n samples are cut into n^0.4 batches, and into 20 at most.
-_BATCHES_GROW, _MOST_BATCHES = 0.4, 20
+_BATCHES_EXPONENT, _MAX_BATCHES = 0.4, 20
 # Wider than 95 %, because neighbouring batches are still slightly correlated.
-_CONFIDENCE = 0.965
-# The medians of ranks in lockstep differ by noise alone.
+_BATCH_CONFIDENCE = 0.965
+# Ranks are in lockstep if their medians differ by at most 1 %.
 _LOCKSTEP = 0.01
 # Fewer steps cannot tell a change of level from noise.
 MIN_LEVEL_STEPS = 25
-# Batches of a third of the steps; shorter batches than 3 steps would be correlated.
-_MOST_LEVEL_BATCHES, _SHORTEST_BATCH = 10, 3
+# Each third of the steps is cut into batches. Batches of fewer than 3 steps would be correlated.
+_MAX_LEVEL_BATCHES, _MIN_BATCH_STEPS = 10, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Summary:
 
 
 def summarize(samples: ArrayLike) -> Summary:
-    """Return location and spread; percentiles are interpolated.
+    """Return percentiles, which are interpolated, and the standard deviation.
 
     Raises:
         ValueError: there are no samples.
@@ -82,27 +82,28 @@ def median_interval(repeats: Sequence[ArrayLike]) -> Interval | None:
     values = np.concatenate([[], *series])
     if values.size < MIN_SAMPLES or values.min() <= 0:
         return None
-    count = min(_MOST_BATCHES, max(2, round(values.size**_BATCHES_GROW)))
-    medians = [np.median(s) for s in series] if len(series) > 1 else _batch_medians(values, count)
+    if len(series) > 1:
+        medians = np.asarray([np.median(samples) for samples in series])
+    else:
+        count = min(_MAX_BATCHES, max(2, round(values.size**_BATCHES_EXPONENT)))
+        medians = _batch_medians(values, count)
     logs = np.log(medians)
     error = float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    ratio = math.exp(student_t(len(logs) - 1, _CONFIDENCE) * error)
+    ratio = math.exp(student_t(len(logs) - 1, _BATCH_CONFIDENCE) * error)
     median = float(np.median(values))
     # A ratio instead of a difference keeps the lower end positive.
     return Interval(low=median / ratio, high=median * ratio)
 
 
 def _batch_medians(samples: ArrayLike, count: int) -> NDArray[np.float64]:
-    """Return the medians of `count` equally long batches.
-
-    If the samples cannot be divided equally, the first samples are left out.
-    """
+    """Return the medians of `count` equally long batches; the remainder at the start is dropped."""
     series = np.asarray(samples, dtype=np.float64)
-    return np.asarray(np.median(series[len(series) % count :].reshape(count, -1), axis=1))
+    batches = series[len(series) % count :].reshape(count, -1)
+    return np.asarray(np.median(batches, axis=1))
 
 
 def student_t(degrees: float, confidence: float = 0.95) -> float:
-    """Return the quantile of |T| at `confidence` for Student's t; NaN for 0 degrees or fewer."""
+    """Return the two-sided quantile of Student's t; NaN for 0 degrees of freedom or fewer."""
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, (1 + confidence) / 2))
@@ -112,11 +113,12 @@ def student_t(degrees: float, confidence: float = 0.95) -> float:
 class LevelChange:
     """How much the last third of a series differs from the third before it."""
 
-    # The difference of the thirds, extrapolated to a straight drift from the first step to the
-    # last. Relative to the median; positive for a rise.
+    # Change from the first step to the last, if the series drifts in a straight line: three times
+    # the difference of the thirds. Relative to the median; positive for a rise.
     size: float
     # Standard error of `size`, from the scatter of batch medians.
     error: float
+    # Degrees of freedom of `error`.
     degrees: int
 
     def exceeds(self, least: float, errors: float) -> bool:
@@ -124,13 +126,13 @@ class LevelChange:
 
         Args:
             least: threshold relative to the median, as `size` is.
-            errors: number of standard errors of a normal distribution. For few degrees of freedom,
-                the quantile of Student's t with the same probability replaces it.
+            errors: number of standard errors of a normal distribution; converted to the quantile
+                of Student's t with the same probability.
         """
         from scipy.special import ndtr, stdtrit
 
-        multiple = float(stdtrit(self.degrees, ndtr(errors)))
-        return abs(self.size) > max(least, multiple * self.error)
+        critical_t = float(stdtrit(self.degrees, ndtr(errors)))
+        return abs(self.size) > max(least, critical_t * self.error)
 
 
 def level_change(step_ns: Sequence[float]) -> LevelChange | None:
@@ -141,30 +143,33 @@ def level_change(step_ns: Sequence[float]) -> LevelChange | None:
     if len(step_ns) < MIN_LEVEL_STEPS:
         return None
     third = len(step_ns) // 3
-    count = min(_MOST_LEVEL_BATCHES, third // _SHORTEST_BATCH)
-    earlier, later = (
-        _batch_medians(part, count) for part in (step_ns[-2 * third : -third], step_ns[-third:])
-    )
-    level = float(np.median(step_ns[-2 * third :])) or 1.0
-    variance = float(earlier.var(ddof=1) + later.var(ddof=1)) / count
+    batches = min(_MAX_LEVEL_BATCHES, third // _MIN_BATCH_STEPS)
+    earlier = _batch_medians(step_ns[-2 * third : -third], batches)
+    later = _batch_medians(step_ns[-third:], batches)
+    median_ns = float(np.median(step_ns[-2 * third :])) or 1.0
+    variance = float(earlier.var(ddof=1) + later.var(ddof=1)) / batches
+    # A straight drift over the whole series is three times the difference of neighbouring thirds.
     return LevelChange(
-        size=3 * float(later.mean() - earlier.mean()) / level,
-        error=3 * math.sqrt(variance) / level,
-        degrees=2 * (count - 1),
+        size=3 * float(later.mean() - earlier.mean()) / median_ns,
+        error=3 * math.sqrt(variance) / median_ns,
+        degrees=2 * (batches - 1),
     )
 
 
 def median_step(ranks: Sequence[ArrayLike]) -> float:
-    """Return the step time of a point: the median of `step_series`."""
+    """Return the step time of a point, in the unit of the samples: the median of `step_series`.
+
+    Args:
+        ranks: [ranks, iterations].
+    """
     return float(np.median(step_series(ranks)))
 
 
 def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return the time of a point for each iteration, in the unit of the samples.
+    """Return the step time of a point for each iteration, in the unit of the samples.
 
-    If the medians of the ranks agree within 1 % (lockstep), the time is the median over ranks,
-    because their maximum would add jitter. Otherwise it is the time of the rank with the largest
-    median.
+    If the medians of the ranks agree within 1 % (lockstep), the step time is the median over
+    ranks, because the maximum would add jitter. Otherwise the rank with the largest median counts.
 
     Args:
         ranks: [ranks, iterations].
@@ -172,35 +177,39 @@ def step_series(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
     Raises:
         ValueError: there are no samples, or ranks have unequal numbers.
     """
-    values = _by_rank(ranks)
+    values = _as_array(ranks)
     medians = np.median(values, axis=1)
-    in_lockstep = bool(np.ptp(medians) <= _LOCKSTEP * medians.max())
-    return np.asarray(np.median(values, axis=0) if in_lockstep else values[medians.argmax()])
+    is_lockstep = bool(np.ptp(medians) <= _LOCKSTEP * medians.max())
+    return np.asarray(np.median(values, axis=0) if is_lockstep else values[medians.argmax()])
 
 
 def per_iteration_max(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return the maximum over ranks of each iteration; `ranks` as in `step_series`."""
-    return np.asarray(_by_rank(ranks).max(axis=0))
+    """Return the maximum over ranks of each iteration.
+
+    Args:
+        ranks: [ranks, iterations].
+    """
+    return np.asarray(_as_array(ranks).max(axis=0))
 
 
 def median_skew(ranks: Sequence[ArrayLike]) -> float:
     """Return the median over iterations of the slowest rank minus the fastest rank."""
-    return float(np.median(np.ptp(_by_rank(ranks), axis=0)))
+    return float(np.median(np.ptp(_as_array(ranks), axis=0)))
 
 
 def median_of_smallest(ranks: Sequence[Sequence[float]]) -> float | None:
-    """Return the median over steps of the smallest value; None if a rank has no steps."""
-    return float(np.median(_by_rank(ranks).min(axis=0))) if all(ranks) else None
+    """Return the median over steps of the smallest rank; None if a rank has no steps."""
+    return float(np.median(_as_array(ranks).min(axis=0))) if all(ranks) else None
 
 
 def median_above_smallest(ranks: Sequence[Sequence[float]]) -> list[float]:
     """Return for each rank the median over steps of its value minus the smallest of any rank."""
-    values = _by_rank(ranks)
+    values = _as_array(ranks)
     return [float(median) for median in np.median(values - values.min(axis=0), axis=1)]
 
 
-def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
-    """Return an array of [ranks, iterations]; raises ValueError as `step_series` does."""
+def _as_array(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
+    """Return an array of [ranks, iterations]; raises ValueError for unequal numbers, or none."""
     counts = sorted({np.size(samples) for samples in ranks})
     if len(counts) != 1 or 0 in counts:
         raise ValueError(f"ranks must have samples, and equally many, got {counts}")
@@ -213,13 +222,12 @@ def _by_rank(ranks: Sequence[ArrayLike]) -> NDArray[np.float64]:
 # assessing differential expression in microarray experiments", Stat. Appl. Genet. Mol. Biol. 3(1),
 # 2004). Points of one start may be correlated, so only independent points add degrees of freedom.
 
-# All other points together add at most as many degrees of freedom as the point's own starts.
-_MOST_OTHERS = 1.0
-# A point whose variance exceeds three times the common level borrows nothing from the other points
-# (B. Phipson et al., "Robust hyperparameter estimation protects against hypervariable genes", Ann.
-# Appl. Stat. 10(2), 2016). The number is by simulation: `python -m
-# benchmarks.simulations.noisy_points`.
-_NOISY = 3.0
+# The other points add at most as many degrees of freedom as the starts of the point itself.
+_MAX_ADDED_DEGREES = 1.0
+# A point with more than three times the common variance keeps its own variance (B. Phipson et al.,
+# "Robust hyperparameter estimation protects against hypervariable genes", Ann. Appl. Stat. 10(2),
+# 2016). The factor is by simulation: `python -m benchmarks.simulations.noisy_points`.
+_NOISY_FACTOR = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +241,8 @@ class Scatter:
         """Return half the width of the confidence interval of a mean or difference, as a logarithm.
 
         Args:
-            share: variance of the mean or difference / variance of one start: 1 / n for n starts.
+            share: variance of the mean or difference / variance of one start; 1 / n for the mean
+                of n starts.
         """
         return student_t(self.degrees, confidence) * self.sd * math.sqrt(share)
 
@@ -242,29 +251,29 @@ class Scatter:
 
         Args:
             size: a difference of logarithms.
-            share: variance of the difference / variance of one start: 2 for two single starts.
+            share: variance of the difference / variance of one start; 2 for two single starts.
         """
         from scipy.special import stdtr
 
         error = self.sd * math.sqrt(share)
+        # The limit of the p-value for ever smaller errors.
         if error == 0:
             return 0.5 if size == 0 else float(size < 0)
         return float(stdtr(self.degrees, -size / error))
 
     def detectable(self, share: float, level: float) -> float:
-        """Return the true difference that a one-sided test finds with a power of 95 %.
-
-        Uses the noncentral t distribution, with a median-unbiased standard deviation.
+        """Return the true difference that a one-sided test finds with a power of 95 %, as a logarithm.
 
         Args:
-            share: as in `p_value`.
+            share: variance of the difference / variance of one start; 2 for two single starts.
             level: false-positive rate of the test.
         """
         from scipy.special import chdtri, nctdtrinc
 
-        sd = self.sd * math.sqrt(self.degrees / chdtri(self.degrees, 0.5))
+        median_unbiased_sd = self.sd * math.sqrt(self.degrees / chdtri(self.degrees, 0.5))
         critical_t = student_t(self.degrees, 1 - 2 * level)
-        return float(nctdtrinc(self.degrees, 0.05, critical_t)) * sd * math.sqrt(share)
+        noncentrality = float(nctdtrinc(self.degrees, 0.05, critical_t))
+        return noncentrality * median_unbiased_sd * math.sqrt(share)
 
 
 def scatter(
@@ -272,15 +281,15 @@ def scatter(
 ) -> list[Scatter | None]:
     """Return the scatter of the starts of each point, shrunk towards the scatter of all points.
 
-    A point that is much noisier than the other points keeps its own scatter. The scatter is None
-    for a point that has two starts on no side.
+    A point that is much noisier than the other points keeps its own scatter.
 
     Args:
         values: [points, starts], logarithms of times or rates; NaN if a start lacks a point.
-        sides: side of each start; the levels of two sides may differ. None: all starts are of one
-            side.
+        sides: side of each start in a comparison, whose mean is subtracted; None: a single side.
+
+    Returns:
+        None for a point that has fewer than two starts on each side.
     """
-    # The residual of a start is its value minus the mean of the point on the same side.
     side_of_start = np.zeros(values.shape[1], int) if sides is None else np.asarray(sides)
     residuals = np.full(values.shape, np.nan)
     degrees = np.zeros(len(values))
@@ -290,71 +299,69 @@ def scatter(
         means = np.nansum(side_values, axis=1) / np.maximum(counts, 1)
         residuals[:, side_of_start == side] = side_values - means[:, np.newaxis]
         degrees += np.maximum(counts - 1, 0)
-    has_starts = degrees > 0
+    has_degrees = degrees > 0
     scatters: list[Scatter | None] = [None] * len(values)
-    if not has_starts.any():
+    if not has_degrees.any():
         return scatters
-    residuals, degrees = residuals[has_starts], degrees[has_starts]
+    residuals, degrees = residuals[has_degrees], degrees[has_degrees]
     variances = np.nansum(residuals**2, axis=1) / degrees
-    # Shrink each variance towards the common level, which counts as `added` degrees of freedom.
-    level, weight = _fit_prior(variances, degrees)
+    # Shrink each variance towards the common variance, which adds degrees of freedom.
+    common_variance, prior_degrees = _fit_prior(variances, degrees)
     other_points = _independent_points(residuals, variances, degrees) - 1
-    weight = min(weight, other_points * float(degrees.mean()))
-    added = np.minimum(weight, _MOST_OTHERS * degrees)
-    added[variances > _NOISY * level] = 0.0
-    totals = degrees + added
-    deviations = np.sqrt((degrees * variances + added * level) / totals)
-    for point, sd, total in zip(np.flatnonzero(has_starts), deviations, totals, strict=True):
-        scatters[point] = Scatter(sd=float(sd), degrees=float(total))
+    prior_degrees = min(prior_degrees, other_points * float(degrees.mean()))
+    added_degrees = np.minimum(prior_degrees, _MAX_ADDED_DEGREES * degrees)
+    added_degrees[variances > _NOISY_FACTOR * common_variance] = 0.0
+    all_degrees = degrees + added_degrees
+    shrunk_variances = (degrees * variances + added_degrees * common_variance) / all_degrees
+    for index, point in enumerate(np.flatnonzero(has_degrees)):
+        sd = math.sqrt(shrunk_variances[index])
+        scatters[point] = Scatter(sd=sd, degrees=float(all_degrees[index]))
     return scatters
 
 
 def _independent_points(
     residuals: NDArray[np.float64], variances: NDArray[np.float64], degrees: NDArray[np.float64]
 ) -> float:
-    """Return how many independent points give as much information as these correlated points.
-
-    The mean over n independent points has 1/n of the variance of one point. If a start moves all
-    points alike, their mean has the same variance as one point. The factor d / (d + 1), for d
-    degrees of freedom, corrects for the mean of few starts.
+    """Return the effective sample size of correlated points: between 1 and their number.
 
     Args:
         residuals: [points, starts], values minus the mean of their side; NaN if a start lacks a
             point.
     """
-    means = np.nansum(residuals, axis=0) / np.maximum((~np.isnan(residuals)).sum(axis=0), 1)
+    # The mean over n independent points has 1/n of the variance of one point. If a start moves all
+    # points alike, their mean has the same variance as one point.
+    points_per_start = np.maximum((~np.isnan(residuals)).sum(axis=0), 1)
+    means = np.nansum(residuals, axis=0) / points_per_start
     largest_degrees = float(degrees.max())
     variance_of_mean = float(np.nansum(means**2)) / largest_degrees
-    count = len(residuals)
     if variance_of_mean <= 0:
-        return float(count)
+        return float(len(residuals))
+    # Few starts estimate the variance of the mean poorly.
     correction = largest_degrees / (largest_degrees + 1)
-    return float(np.clip(variances.mean() / variance_of_mean * correction, 1, count))
+    effective = variances.mean() / variance_of_mean * correction
+    return float(np.clip(effective, 1, len(residuals)))
 
 
 def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the common level of the variances, and its weight in degrees of freedom.
-
-    Uses the mean and the variance of the logarithms of the variances: Smyth 2004, section 6.2.
-    """
+    """Return the common variance, and its degrees of freedom: Smyth 2004, section 6.2."""
     from scipy.special import digamma, polygamma
 
-    positive = variances > 0
-    if positive.sum() < 2:
+    is_positive = variances > 0
+    if is_positive.sum() < 2:
         return float(variances.mean()), 0.0
-    half = degrees[positive] / 2
-    logs = np.log(variances[positive]) - digamma(half) + np.log(half)
+    half_degrees = degrees[is_positive] / 2
+    logs = np.log(variances[is_positive]) - digamma(half_degrees) + np.log(half_degrees)
     # How much the variances differ beyond what few starts explain.
-    excess = float(logs.var(ddof=1) - polygamma(1, half).mean())
+    excess = float(logs.var(ddof=1) - polygamma(1, half_degrees).mean())
     if excess <= 0:
         return float(variances.mean()), math.inf
-    # Solve trigamma(x) = excess by Newton's method: Smyth's appendix.
+    # Solve trigamma(root) = excess by Newton's method: Smyth's appendix.
     root = 0.5 + 1 / excess
     for _ in range(50):
-        value = float(polygamma(1, root))
-        step = value * (1 - value / excess) / float(polygamma(2, root))
-        root += step
-        if abs(step) < 1e-8 * root:
+        trigamma = float(polygamma(1, root))
+        change = trigamma * (1 - trigamma / excess) / float(polygamma(2, root))
+        root += change
+        if abs(change) < 1e-8 * root:
             break
-    level = float(np.exp(logs.mean() + digamma(root) - math.log(root)))
-    return level, 2 * root
+    common_variance = float(np.exp(logs.mean() + digamma(root) - math.log(root)))
+    return common_variance, 2 * root
