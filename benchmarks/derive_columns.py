@@ -28,9 +28,9 @@ from raybench.records.doubts import Doubt, DoubtKind, worst_of_each
 from raybench.records.measurement import Measurement, Repetition, Samples
 from raybench.records.record import Record
 from raybench.records.status import Status
-from raybench.results.breakdown import beyond_local_step
+from raybench.results.breakdown import split_rest
 from raybench.results.columns import from_row, to_row, write_part
-from raybench.results.doubts import OF_COLUMNS, column_doubts
+from raybench.results.doubts import DERIVED_FROM_COLUMNS, column_doubts
 from raybench.results.metrics import step_columns
 from raybench.results.point_row import PointRow
 from raybench.results.reader import read_run
@@ -56,7 +56,7 @@ WHOLE = {
 # Columns that the older runs lack.
 NEW_COLUMNS = ("parts_step_ms", "unexplained_ms", "doubts")
 # Doubts that follow from the samples.
-OF_SAMPLES = OF_COLUMNS | {DoubtKind.TOO_FEW_STEPS}
+OF_SAMPLES = DERIVED_FROM_COLUMNS | {DoubtKind.TOO_FEW_STEPS}
 # A column that differs by less was computed in another order.
 ROUNDING = 1e-9
 
@@ -132,7 +132,7 @@ def parts_beside(row: Mapping[str, Any], step_ms: float) -> dict[str, Any]:
     """Return the columns on parts that follow from the step time; {} without a breakdown."""
     if row["local_step_ms"] is None:
         return {}
-    exposed_ms, unexplained_ms = beyond_local_step(
+    exposed_ms, unexplained_ms = split_rest(
         step_ms - row["local_step_ms"],
         row["comm_ms"],
         has_peers=row["comm_exposed_ms"] is not None,

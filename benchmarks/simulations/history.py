@@ -2,8 +2,8 @@
 
     python -m benchmarks.simulations.history [--series 1000] [--jobs 2]
 
-Each series is one point over many runs, whose step time scatters by 1.5 %. `find_level_starts`, which
-the command uses, judges every series. The first two series of each row also go through
+Each series is one point over many runs, whose step time scatters by 1.5 %. `find_level_starts`
+judges every series, as in the command. The first two series of each row also go through
 `raybench history --json`, which must show the same steps.
 
 AR .6: runs of neighbouring days resemble each other, with a correlation of 0.6. slow fifth: every

@@ -52,11 +52,11 @@ from raybench.records.metrics import Metric
 from raybench.records.status import RunStatus, Status
 from raybench.results.point_row import PointRow, is_slowed_by_one_rank
 
-# Ratios to a baseline. Points with such a metric are not ranked among each other.
+# Metrics that compare with a baseline instead of ranking the points.
 RATIOS = ("speed_up", "efficiency")
-# The most series or groups of settings that are listed one by one.
+# Largest number of series that a sentence lists one by one.
 MOST_GROUPS = 4
-# Smaller losses, as a share of the step, are ignored.
+# Losses below 1 % of the step are ignored.
 MIN_LOSS = 0.01
 # Sizes of the problem. Points that differ in a size do not compete: each size is a case.
 _SIZES = (
@@ -68,13 +68,14 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insight:
-    """A number that a run found, or its range over several points."""
+    """The speed-up of a point, or the range of the speed-ups of several points."""
 
     low: float
     high: float
-    # The settings that it holds for.
+    # The settings that the points share.
     settings: Mapping[str, Any]
-    # Half of the 95 % interval over the value; for a range the widest, None if one is unknown.
+    # Half the width of the 95 % interval / the speed-up; the largest of several points. None if
+    # the interval of a point is unknown.
     half_width: float | None
     rows: tuple[ScaledRow, ...]
     # Rounds that should decide whether the speed-up is above 1; None if that is known.
@@ -90,7 +91,7 @@ class LargestBatch:
     batch_size: int
     # The smallest batch size that does not fit.
     ran_out: int
-    # Peak memory on the rank that needs most; None on a CPU.
+    # Peak memory of the rank with the largest peak; None on a CPU.
     peak_mem_allocated_bytes: int | None
     # The point of this batch.
     row: ScaledRow
@@ -110,17 +111,20 @@ class LargestBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MainLoss:
-    """The largest loss of most points."""
+    """The cause that is the largest loss of most points."""
 
-    # One of LOSSES; None if no point has causes.
+    # One of LOSSES; None if the causes of all points are unknown.
     cause: str | None
-    # Points whose largest loss is `cause`, points that lose for certain, and all points.
+    # Number of points whose largest loss is `cause`.
     count: int
+    # Number of points whose efficiency is below 1 for certain.
     losing: int
+    # Number of all points.
     points: int
-    # Least and largest share of `cause` in the loss of a point.
+    # Smallest and largest share of `cause` in the loss of a point; 0 unless all losing points have
+    # the same cause.
     shares: tuple[float, float] = (0.0, 0.0)
-    # Points whose causes are unknown.
+    # Losing points whose causes are unknown.
     unknown: tuple[ScaledRow, ...] = ()
 
 
@@ -134,28 +138,31 @@ class SpeedUps:
     baseline: Mapping[str, Any]
     # An insight for each value of the first setting in which points differ, or a single insight.
     series: tuple[Insight, ...]
-    # The speed-up of perfect scaling; None if a point has no efficiency.
+    # The speed-up of perfect scaling; None if a point has no efficiency, or devices of several
+    # models.
     ideal: float | None
+    # Whether a point has devices of several models.
     has_several_models: bool
-    # For devices of several models: the least and largest efficiency.
+    # The smallest and largest efficiency, if a point has devices of several models.
     efficiencies: tuple[float, float] | None
     main_loss: MainLoss | None
 
     @property
     def each_half_width(self) -> float | None:
-        """The widest half width of all series.
+        """The largest half width of all series, for a sentence about ranges of several points.
 
-        None if the half width of a series is unknown, or if each series has one point.
+        None if the half width of a series is unknown, or if each series has a single point.
         """
         half_widths = [line.half_width for line in self.series if line.half_width is not None]
-        points = sum(len(line.rows) for line in self.series)
-        return max(half_widths) if len(half_widths) == len(self.series) < points else None
+        are_all_known = len(half_widths) == len(self.series)
+        has_range = any(len(line.rows) > 1 for line in self.series)
+        return max(half_widths) if are_all_known and has_range else None
 
     @property
     def has_interval(self) -> bool:
         """Whether a sentence on the speed-ups has an interval."""
-        single = [line for line in self.series if len(line.rows) == 1]
-        is_single_known = any(line.half_width is not None for line in single)
+        single_points = [line for line in self.series if len(line.rows) == 1]
+        is_single_known = any(line.half_width is not None for line in single_points)
         return is_single_known or self.each_half_width is not None
 
 
@@ -189,14 +196,17 @@ class BestShares:
 
     kind: ClassVar = "best_shares"
     asks_for_rounds: ClassVar = False
-    # None if no fleet has a winner; `fleet` is then the first.
+    # The shares that were best in most fleets; None if no fleet has a winner.
     shares: str | None
+    # Number of fleets in which `shares` were best.
     wins: int
+    # Number of fleets without a winner.
     undecided: int
+    # The fleet in which `shares` gained most; without a winner, the first fleet.
     fleet: UnevenFleet
-    # Over the second best shares of `fleet`.
+    # Gain of the best shares of `fleet` over its second best shares.
     gain: Gain
-    # Each scenario has several rounds.
+    # Whether each scenario of the counted fleets has several rounds.
     is_sure: bool
 
     @property
@@ -205,30 +215,33 @@ class BestShares:
         return self.gain.half_width is not None
 
 
-Found = NothingMeasured | LargestBatches | SpeedUps | Gains | Ranking | Values | BestShares
+Conclusion = NothingMeasured | LargestBatches | SpeedUps | Gains | Ranking | Values | BestShares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncompared:
-    """Points that should have a speed-up and have none."""
+    """The points without a speed-up, although the job asks for speed-ups."""
 
-    # Reason -> number of points, in the order of the points.
+    # Number of points for each reason.
     reasons: Mapping[NotCompared, int]
+    # Number of ok points that are not a baseline.
     points: int
 
     @property
     def count(self) -> int:
-        """How many points have no speed-up."""
+        """Number of points without a speed-up."""
         return sum(self.reasons.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoreRounds:
-    """The cost of having `rounds` rounds: about `seconds` more."""
+    """How long it takes until a run has enough rounds."""
 
+    # Wanted number of rounds.
     rounds: int
+    # Expected time of the missing rounds.
     seconds: float
-    # Rounds that the run has.
+    # Number of rounds that the run has.
     done: int
 
 
@@ -245,7 +258,7 @@ class NextCommand:
     """The most useful command of raybench after a run."""
 
     kind: Next
-    # Without the program's name.
+    # The command line without `raybench`.
     words: tuple[str, ...]
     # Time that the added rounds take; None if it adds no rounds.
     seconds: float | None = None
@@ -253,27 +266,29 @@ class NextCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class RunAnswer:
-    """What a run answers, and what is open."""
+    """What a run answers, and what is still open."""
 
     data: RunData
-    # The question of the job, by `answer_of_run`.
+    # The question of the job.
     asked: Answer
-    # Settings whose values make the cases.
+    # Points with the same values of these settings are one case.
     case_settings: tuple[str, ...]
+    # Settings in which the points of a case differ.
     compared_settings: tuple[str, ...]
-    # How points are ranked without a baseline.
+    # The question by which the points of a case are ranked; its metric needs no baseline.
     ranked_by: Answer
     # The metric of `ranked_by`; None if it was not measured.
     metric: Metric | None
-    # In the order of their settings.
+    # Sorted by `case_settings`.
     cases: tuple[RankedCase, ...]
-    # Case by case, the best first.
+    # All points, case by case, the best first.
     ordered: tuple[ScaledRow, ...]
-    # In the order of their settings.
+    # Sorted by their settings.
     largest_batches: tuple[LargestBatch, ...]
-    # The answer on uneven shares, which comes before `found`.
+    # The answer on uneven shares; None if the run has none.
     shares: BestShares | None
-    found: Found
+    # The answer besides uneven shares.
+    found: Conclusion
     ranking: Ranking | Values | NothingMeasured
     uncompared: Uncompared | None
     # Number of ok points with a single round, if the answer lacks an interval because of them.
@@ -284,18 +299,17 @@ class RunAnswer:
     next_command: NextCommand
 
     @property
-    def leading(self) -> Found:
+    def leading(self) -> Conclusion:
         """The answer that a report begins with."""
         return self.shares or self.found
 
     @cached_property
     def doubts(self) -> tuple[DoubtGroup, ...]:
-        """The doubts about the run. Doubts that can change the answer come first."""
-
-        def order(group: DoubtGroup) -> bool:
-            return not self.concerns(group.worst.kind)
-
-        return tuple(sorted(self.data.doubts, key=order))
+        """The doubts about the run; the doubts that can change the answer come first."""
+        concerning, other = [], []
+        for group in self.data.doubts:
+            (concerning if self.concerns(group.worst.kind) else other).append(group)
+        return (*concerning, *other)
 
     @property
     def is_of_memory(self) -> bool:
@@ -309,13 +323,13 @@ class RunAnswer:
             return kind in OF_MEMORY
         if kind in OF_RATIOS:
             return isinstance(self.leading, SpeedUps | Gains)
-        # Shares are compared because a rank is slow.
+        # A slow rank is no doubt about shares, which are compared because a rank is slow.
         return not (kind is DoubtKind.SLOW_RANK and isinstance(self.leading, BestShares))
 
     @property
     def table_settings(self) -> list[str]:
-        """The settings that tell points apart, `case_settings` first."""
-        return sorted(self.data.settings, key=lambda name: name not in self.case_settings)
+        """The settings in which points differ, `case_settings` first."""
+        return _cases_first(self.data.settings, self.case_settings)
 
     @property
     def contested(self) -> list[RankedCase]:
@@ -335,7 +349,7 @@ def decide(data: RunData) -> RunAnswer:
     shares, ranking = best_shares(data.fleets), rank(metric, cases)
     found = _found(data, asked, batches, ranking)
     uncompared = None if batches else _uncompared(data, asked)
-    # Memory is the same in each round.
+    # Memory is the same in each round, so more rounds do not help.
     is_exact = bool(batches) or (metric is not None and metric.format == "gib")
     more_rounds = _more_rounds(data)
     return RunAnswer(
@@ -360,23 +374,23 @@ def decide(data: RunData) -> RunAnswer:
 
 
 def _asked(data: RunData) -> Answer:
-    """Return the question of the job; its `over` names the batch column `batch`, as rows do."""
-    # The job file names the batch column: batch_size, or global_batch_size.
+    """Return the question of the job, with the names of settings that rows have."""
+    # The job file says batch_size or global_batch_size where rows say `batch`.
     batch = next(filter(None, map(batch_column, data.rows)), "batch")
-    names = [batch if name == "batch" else name for name in varying(data.rows)]
-    asked = answer_of_run(data.run.job_text, data.overrides, names)
-    return replace(asked, over=tuple("batch" if n == batch else n for n in asked.over))
+    varying_names = [batch if name == "batch" else name for name in varying(data.rows)]
+    asked = answer_of_run(data.run.job_text, data.overrides, varying_names)
+    return replace(asked, over=tuple("batch" if name == batch else name for name in asked.over))
 
 
 def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
-    """Return the settings that make the cases: all settings that are not compared."""
+    """Return the settings that are not compared; their values make the cases."""
     asked_settings = [name for name in data.settings if name in asked.over]
     # Batch and accumulation are sizes, but a job that asks for nothing else compares them.
     if asked_settings and {"batch", "grad_accumulation"}.issuperset(asked_settings):
         return tuple(name for name in data.settings if name not in asked_settings)
     # Sizes of the problem are not compared, even if the job asks for them.
     not_sizes = [name for name in data.settings if name not in _SIZES]
-    # If the job asks for no other setting, all settings that are no size are compared.
+    # If the job asks for sizes alone, or for nothing, all other settings are compared.
     compared = [name for name in asked_settings if name in not_sizes] or not_sizes
     # In strong scaling the work does not depend on the number of ranks, so layouts with different
     # numbers of ranks compete.
@@ -386,24 +400,28 @@ def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
     return tuple(name for name in data.settings if name not in compared)
 
 
+def _cases_first(settings: Iterable[str], case_settings: Sequence[str]) -> list[str]:
+    """Return the settings with `case_settings` first."""
+    return sorted(settings, key=lambda name: name not in case_settings)
+
+
 def _ordered(data: RunData, asked: Answer, case_settings: Sequence[str]) -> tuple[ScaledRow, ...]:
     """Return the rows case by case, the best first; by settings if the metric cannot rank them."""
     metric = None if asked.metric in RATIOS else find_metric(data.rows, asked.metric)
-    names = list(case_settings)
-    if metric is None:
-        names = sorted(data.settings, key=lambda name: name not in case_settings)
+    names = list(case_settings) if metric else _cases_first(data.settings, case_settings)
 
     def order(row: ScaledRow) -> tuple[object, ...]:
         case = [setting_order(setting_of(row, name)) for name in names]
         value = value_of(row, metric) if metric and row.status == "ok" else None
+        smallest_first = (value or 0.0) * (-1 if asked.best == "max" else 1)
         # Points without a value come last in their case.
-        return case, value is None, (value or 0.0) * (-1 if asked.best == "max" else 1)
+        return case, value is None, smallest_first
 
     return tuple(sorted(data.rows, key=order))
 
 
 def _ranked_by(data: RunData, asked: Answer) -> Answer:
-    """Return `asked` with a metric that was measured and can rank points without a baseline."""
+    """Return the question with a metric that was measured and needs no baseline."""
     if asked.metric not in (*RATIOS, "batch_size") and find_metric(data.rows, asked.metric):
         return asked
     for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device"):
@@ -413,7 +431,7 @@ def _ranked_by(data: RunData, asked: Answer) -> Answer:
 
 
 def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
-    """Return the largest batch that fits, for each series where it is known.
+    """Return the largest batch that fits, for each series whose search has ended.
 
     A series is all points in weak scaling that differ in the batch alone.
     """
@@ -425,23 +443,23 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
             key = tuple(str(setting_of(row, name)) for name in names)
             series.setdefault(key, []).append(row)
     batches = []
-    for members in series.values():
-        too_large = [row.batch_size or 0 for row in members if row.status is Status.OOM]
+    for series_rows in series.values():
+        too_large = [row.batch_size or 0 for row in series_rows if row.status is Status.OOM]
         ran_out = min(too_large, default=0)
-        fitting = {row.batch_size or 0: row for row in members if row.status is Status.OK}
+        fitting = {row.batch_size or 0: row for row in series_rows if row.status is Status.OK}
         largest = max((size for size in fitting if size < ran_out), default=None)
-        # Otherwise the search has not ended: a larger batch may fit.
-        if largest is not None and is_largest_known(largest, ran_out):
-            row = fitting[largest]
-            batches.append(
-                LargestBatch(
-                    settings={name: setting_of(row, name) for name in names},
-                    batch_size=largest,
-                    ran_out=ran_out,
-                    peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
-                    row=row,
-                )
+        if largest is None or not is_largest_known(largest, ran_out):
+            continue
+        row = fitting[largest]
+        batches.append(
+            LargestBatch(
+                settings={name: setting_of(row, name) for name in names},
+                batch_size=largest,
+                ran_out=ran_out,
+                peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
+                row=row,
             )
+        )
 
     def order(batch: LargestBatch) -> list[object]:
         return [setting_order(value) for value in batch.settings.values()]
@@ -454,16 +472,16 @@ def _found(
     asked: Answer,
     batches: Sequence[LargestBatch],
     ranking: Ranking | Values | NothingMeasured,
-) -> Found:
-    """Return the answer: largest batches, else speed-ups, else the ranking."""
+) -> Conclusion:
+    """Return the largest batches, or else the speed-ups, or else the ranking."""
     if batches:
-        ordered = sorted(batches, key=lambda batch: -batch.batch_size)
-        apart = []
-        for name in ordered[0].settings:
-            values = {str(batch.settings[name]) for batch in ordered}
+        largest_first = sorted(batches, key=lambda batch: -batch.batch_size)
+        differing = []
+        for name in largest_first[0].settings:
+            values = {str(batch.settings[name]) for batch in largest_first}
             if len(values) > 1:
-                apart.append(name)
-        return LargestBatches(batches=tuple(ordered), apart=tuple(apart))
+                differing.append(name)
+        return LargestBatches(batches=tuple(largest_first), apart=tuple(differing))
     if asked.metric not in RATIOS or not rows_compared(data.rows):
         return ranking
     return _speed_ups(data) if is_scaling(data) else _gains(data)
@@ -471,26 +489,28 @@ def _found(
 
 def is_scaling(data: RunData) -> bool:
     """Return whether points are compared with a baseline on fewer devices."""
-    base = data.run.baseline.get("world_size")
+    base_world_size = data.run.baseline.get("world_size")
     rows = with_most_ranks(data.rows)
-    return base is not None and bool(rows) and rows[0].world_size > int(base)
+    if base_world_size is None or not rows:
+        return False
+    return rows[0].world_size > int(base_world_size)
 
 
 def speed_up_half_width(row: ScaledRow) -> float | None:
-    """Return half of the 95 % interval of a speed-up over the speed-up; None if unknown."""
+    """Return half the width of the 95 % interval of a speed-up / the speed-up; None if unknown."""
     return relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
 
 
 def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> Insight:
     """Return the speed-up of one point, or the range over several points."""
-    # The best of many points is best partly by chance, so its own interval would be too narrow.
-    values = [row.speed_up or 0.0 for row in rows]
-    halves = [speed_up_half_width(row) for row in rows]
+    speed_ups = [row.speed_up or 0.0 for row in rows]
+    # The best of many points is best partly by chance, so take the widest interval of all points.
+    half_widths = [speed_up_half_width(row) for row in rows]
     return Insight(
-        low=min(values),
-        high=max(values),
+        low=min(speed_ups),
+        high=max(speed_ups),
         settings=settings,
-        half_width=None if None in halves else max(half or 0.0 for half in halves),
+        half_width=None if None in half_widths else max(half or 0.0 for half in half_widths),
         rows=tuple(rows),
     )
 
@@ -499,13 +519,16 @@ def _speed_ups(data: RunData) -> SpeedUps:
     """Return the speed-ups of the points with the most ranks."""
     rows, baseline = with_most_ranks(data.rows), data.run.baseline
     # A series for each value of the first setting that varies; a single series for many values.
-    sizes = ("batch", "world_size", "scaling", "workload")
-    names = [name for name in varying(rows) if name not in sizes][:1]
-    series: dict[str, list[ScaledRow]] = {}
+    not_series = ("batch", "world_size", "scaling", "workload")
+    series_names = [name for name in varying(rows) if name not in not_series][:1]
+    rows_by_series: dict[str, list[ScaledRow]] = {}
     for row in rows:
-        series.setdefault(str(known_settings(row, names)), []).append(row)
-    if len(series) > MOST_GROUPS:
-        series, names = {"": rows}, []
+        rows_by_series.setdefault(str(known_settings(row, series_names)), []).append(row)
+    if len(rows_by_series) > MOST_GROUPS:
+        rows_by_series, series_names = {"": rows}, []
+    series = []
+    for series_rows in rows_by_series.values():
+        series.append(_speed_up(series_rows, known_settings(series_rows[0], series_names)))
     # The ratio of ranks is the ideal only if all devices are equally fast.
     has_several_models = any(len(set(row.models_by_rank or ())) > 1 for row in rows)
     efficiencies = sorted(row.efficiency for row in rows if row.efficiency is not None)
@@ -516,7 +539,7 @@ def _speed_ups(data: RunData) -> SpeedUps:
     return SpeedUps(
         world_size=rows[0].world_size,
         baseline=baseline,
-        series=tuple(_speed_up(line, known_settings(line[0], names)) for line in series.values()),
+        series=tuple(series),
         ideal=ideal,
         has_several_models=has_several_models,
         efficiencies=(efficiencies[0], efficiencies[-1]) if has_range else None,
@@ -525,27 +548,24 @@ def _speed_ups(data: RunData) -> SpeedUps:
 
 
 def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
-    """Return the cause of the largest loss of most points; None if nothing is lost."""
-    losing = [
-        row
-        for row in rows
-        if row.efficiency is not None
-        and row.efficiency < 1 - MIN_LOSS
-        # A point whose interval reaches 1 has lost nothing for certain.
-        and not (row.efficiency_high is not None and row.efficiency_high >= 1)
-    ]
+    """Return the cause that is the largest loss of most points; None if no point loses."""
+    losing = []
+    for row in rows:
+        # A point whose interval reaches 1 may have lost nothing.
+        may_lose_nothing = row.efficiency_high is not None and row.efficiency_high >= 1
+        if row.efficiency is not None and row.efficiency < 1 - MIN_LOSS and not may_lose_nothing:
+            losing.append(row)
     if not losing:
         return None
     unknown = tuple(row for row in losing if not has_causes(row))
-    causes: Counter[str] = Counter()
+    points_by_cause: Counter[str] = Counter()
     for row in losing:
         if has_causes(row):
             # A slow rank is a cause only if it stands out.
-            named = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
-            causes[max(named, key=lambda name: getattr(row, name) or 0.0)] += 1
-    cause = max(causes, key=lambda name: causes[name], default=None)
-    count, shares = causes[cause or ""], [0.0]
-    # Shares are known only if all losing points have the same cause.
+            causes = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
+            points_by_cause[max(causes, key=lambda name: getattr(row, name) or 0.0)] += 1
+    cause = max(points_by_cause, key=lambda name: points_by_cause[name], default=None)
+    count, shares = points_by_cause[cause or ""], [0.0]
     if cause is not None and count == len(losing):
         shares = [min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing]
     return MainLoss(
@@ -559,7 +579,7 @@ def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
 
 
 def why_not_known(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, int]:
-    """Return reason -> number of points with unknown losses, the most frequent reason first."""
+    """Return the number of points for each reason of unknown losses, the largest number first."""
     reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
     return dict(reasons.most_common())
 
@@ -573,9 +593,11 @@ def _gains(data: RunData) -> Gains:
     gains = []
     for values in sorted(groups, key=lambda values: list(map(setting_order, values))):
         rows, settings = groups[values], dict(zip(baseline, values, strict=True))
-        changed = {k: v for k, v in settings.items() if str(v) != str(baseline.get(k))}
+        changed = {
+            name: value for name, value in settings.items() if str(value) != str(baseline.get(name))
+        }
         gain, row = _speed_up(rows, changed or settings), rows[0]
-        # Without an interval nothing can be said, so more rounds are not proposed here.
+        # An unknown interval does not tell whether more rounds would decide.
         low, high = row.speed_up_low or math.inf, row.speed_up_high or 0.0
         if len(rows) == 1 and low < 1 < high:
             gain = replace(gain, rounds_to_decide=rounds_to_decide(row))
@@ -593,7 +615,7 @@ def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
     """
     if not fleets:
         return None
-    # If no fleet has several rounds, take all fleets: the shares are then the fastest in this run.
+    # If no fleet has several rounds, the fleets only show what was fastest in this run.
     sure = [fleet for fleet in fleets if fleet.is_sure]
     decided = [fleet for fleet in sure or fleets if not fleet.as_good()]
     undecided = len(fleets) - len(decided)
@@ -603,42 +625,42 @@ def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
             wins=0,
             undecided=undecided,
             fleet=fleets[0],
-            gain=_over_best_other(fleets[0]),
+            gain=_gain_of_best(fleets[0]),
             is_sure=bool(sure),
         )
     shares, wins = Counter(fleet.best.shares for fleet in decided).most_common(1)[0]
-    won = [(_over_best_other(fleet), fleet) for fleet in decided if fleet.best.shares == shares]
+    won = [(_gain_of_best(fleet), fleet) for fleet in decided if fleet.best.shares == shares]
     gain, fleet = max(won, key=lambda pair: pair[0].gain)
     return BestShares(
         shares=shares, wins=wins, undecided=undecided, fleet=fleet, gain=gain, is_sure=bool(sure)
     )
 
 
-def _over_best_other(fleet: UnevenFleet) -> Gain:
+def _gain_of_best(fleet: UnevenFleet) -> Gain:
     """Return the gain of the best shares over the second best shares."""
     others = [other for other in fleet.scenarios.values() if other is not fleet.best]
     return gain_over(fleet.best, max(others, key=lambda other: other.throughput))
 
 
 def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
-    """Return the points that lack a speed-up, if the job asks for speed-ups; None without any."""
+    """Return the points without a speed-up; None if there are none, or the job asks for none."""
     if asked.metric not in RATIOS:
         return None
-    others = [row for row in data.ok_rows if not row.is_baseline]
-    reasons = Counter(row.why for row in others if row.why is not None)
+    not_baseline = [row for row in data.ok_rows if not row.is_baseline]
+    reasons = Counter(row.why for row in not_baseline if row.why is not None)
     if not reasons or not data.run.baseline:
         return None
-    return Uncompared(reasons=dict(reasons), points=len(others))
+    return Uncompared(reasons=dict(reasons), points=len(not_baseline))
 
 
-def _single_starts(data: RunData, found: Found) -> int:
+def _single_starts(data: RunData, conclusion: Conclusion) -> int:
     """Return the number of ok points with one round, if the answer lacks intervals; else 0."""
-    # Such an answer proposes more rounds itself.
-    if found.asks_for_rounds:
+    # An answer that asks for rounds needs no further note.
+    if conclusion.asks_for_rounds:
         return 0
     single_starts = sum(row.rounds == 1 for row in data.ok_rows)
     are_all_single = single_starts == len(data.ok_rows)
-    return single_starts if are_all_single or not found.has_interval else 0
+    return single_starts if are_all_single or not conclusion.has_interval else 0
 
 
 def _more_rounds(data: RunData) -> MoreRounds | None:
@@ -649,9 +671,12 @@ def _more_rounds(data: RunData) -> MoreRounds | None:
     done = max((row.rounds for row in data.ok_rows), default=WORTHWHILE)
     if done >= WORTHWHILE or data.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         return None
-    attempts = [attempt for row in data.ok_rows for attempt in data.trials.rounds(row).values()]
-    round_s = sum(attempt.duration_s or 0.0 for attempt in attempts) / done
-    seconds = (WORTHWHILE - done) * (round_s + BETWEEN_ROUNDS_S)
+    all_rounds_s = 0.0
+    for row in data.ok_rows:
+        all_rounds_s += sum(
+            attempt.duration_s or 0.0 for attempt in data.trials.rounds(row).values()
+        )
+    seconds = (WORTHWHILE - done) * (all_rounds_s / done + BETWEEN_ROUNDS_S)
     return MoreRounds(rounds=WORTHWHILE, seconds=seconds, done=done)
 
 
@@ -663,7 +688,7 @@ def _next_command(data: RunData, more_rounds: MoreRounds | None) -> NextCommand:
     is_incomplete = is_failed or is_lost or data.run.status is RunStatus.INTERRUPTED
     run, folder = data.run, str(data.folder)
     is_default_folder = folder == "results"
-    # The words after `--` are the command of a script. They stay at the end.
+    # The words after `--` are the command of a script, which stays at the end.
     words = list(run.argv[1:])
     end = words.index("--") if "--" in words else len(words)
     options, script_words = words[:end], words[end:]
@@ -671,13 +696,16 @@ def _next_command(data: RunData, more_rounds: MoreRounds | None) -> NextCommand:
         folder_option = [] if is_default_folder else ["--results", folder]
         report = ("report", run.run_id, "--full", *folder_option)
         return NextCommand(kind=Next.FULL_REPORT, words=report)
-    # These options are set below, or the run's tables have their values. Drop each with its value,
-    # which may be the next word.
+    # Drop options that are set below, or whose values the tables of the run have.
     dropped = {"-o", "--output", "--resume", "--set"}
     kept = []
-    for before, option in zip(["", *options], options, strict=False):
-        if not {before, option[:2], option.partition("=")[0]} & dropped:
+    previous = ""
+    for option in options:
+        name, _, _ = option.partition("=")
+        # The value of an option is in the same word, or in the next word.
+        if dropped.isdisjoint({previous, option[:2], name}):
             kept.append(option)
+        previous = option
     folder_option = [] if is_default_folder else ["-o", folder]
     # Complete the rounds that the run has before adding rounds.
     added_rounds = None if is_incomplete else more_rounds
@@ -705,17 +733,18 @@ def as_data(value: Any) -> Any:
             ranked = list(map(as_data, value.ranked))
             return {"settings": value.settings, "verdict": value.verdict, "ranked": ranked}
         case Candidate():
-            members = {n: getattr(value, n) for n in ("settings", "value", "low", "high")}
+            names = ("settings", "value", "low", "high")
+            members = {name: getattr(value, name) for name in names}
             return {**members, "point_id": value.row.point_id}
     if is_dataclass(value):
         # `RunAnswer.cases` already has the points of a ranking.
         hidden = ("cases", "figures") if isinstance(value, Ranking | Values) else ()
-        names = [field.name for field in fields(value) if field.name not in hidden]
-        # Names that scripts read differ from names of fields.
+        shown = [field.name for field in fields(value) if field.name not in hidden]
+        # Keys of the JSON that differ from the names of fields.
         keys = {
             "rows": "point_ids",
             "unknown": "point_ids_without_causes",
             "highest_is_best": "is_most_best",
         }
-        return {keys.get(name, name): as_data(getattr(value, name)) for name in names}
+        return {keys.get(name, name): as_data(getattr(value, name)) for name in shown}
     return list(map(as_data, value)) if isinstance(value, list | tuple) else value

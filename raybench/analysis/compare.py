@@ -1,16 +1,15 @@
 """What changed between two sides of runs, point by point, and whether chance explains the change.
 
 A side is one or several runs of the same thing. A run is one observation of a point: the geometric
-mean over its rounds. Rounds of a run share machine and time, so they do not count as observations
-(T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013). The scatter between
-runs of a side is estimated by `raybench.stats.summary`. With a single run on a side, the verdict is
-`unclear`.
+mean over its rounds. The rounds are not observations, because they share machine and time (T.
+Kalibera, R. Jones, "Rigorous benchmarking in reasonable time", ISMM 2013). With a single run on a
+side, the verdict is `unclear`.
 
 Points are compared by their rate in samples/s, or in steps/s if their steps finish no samples. The
 rate follows the mean step, because occasional stalls do not show in the median.
 
-Below the comparison: facts of runs that may explain a change, parts and clocks of points, and the
-`history` of points over many runs.
+The second half has facts of runs that may explain a change, changes of parts and clocks, and the
+history of points over many runs.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ from raybench.stats.summary import Scatter, scatter
 
 # Smaller relative changes are ignored.
 THRESHOLD = 0.015
-# Share of comparisons without any change that may call a point slower; the same share may call a
-# point faster (Y. Benjamini, Y. Hochberg, J. R. Stat. Soc. B 57(1), 1995, over all points).
-# `benchmarks.simulations.gate` measures the actual share.
+# Largest false discovery rate of `slower`, and of `faster`, over all points (Y. Benjamini, Y.
+# Hochberg, J. R. Stat. Soc. B 57(1), 1995). `benchmarks.simulations.gate` measures the actual rate.
 FALSE_VERDICTS = 0.0175
 FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "same", "unclear"
 # With fewer runs a side, the scatter between runs is unknown.
@@ -59,25 +57,25 @@ class Undecided(StrEnum):
     OTHER_DEVICE = "other_device"
     OTHER_NODE_COUNT = "other_node_count"
     FEW_RUNS = "few_runs"
-    # The change exceeds the threshold, but runs of the same thing may differ so much.
+    # The change exceeds the threshold, but chance may explain the change.
     CHANCE = "chance"
     # The change is within the threshold, but its interval is not.
     WIDE = "wide"
 
     @property
     def is_obstacle(self) -> bool:
-        """Whether no number of runs makes the sides comparable."""
+        """Whether the sides remain incomparable however many runs they have."""
         return self in (Undecided.OTHER_DEVICE, Undecided.OTHER_NODE_COUNT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotDecided:
-    """Why a point has the verdict `unclear`. Fields of other kinds are empty."""
+    """Why a point has the verdict `unclear`; a field is empty unless its kind is named above it."""
 
     kind: Undecided
-    # OTHER_DEVICE: types or models; OTHER_NODE_COUNT: counts; values of the base first.
+    # OTHER_DEVICE: device types or models; OTHER_NODE_COUNT: node counts. The base comes first.
     values: tuple[str | int | None, ...] = ()
-    # FEW_RUNS: the side with the fewest ok runs, "base" or "new", and how many it has.
+    # FEW_RUNS: the side with the fewest ok runs, "base" or "new", and its number of ok runs.
     side: str = ""
     runs: int | None = None
     # WIDE: 90 % interval of the relative change.
@@ -85,7 +83,8 @@ class NotDecided:
     high: float | None = None
 
 
-_WORLD = {
+# Columns that must be equal on both sides, and the reason if they are not.
+_MACHINE_COLUMNS = {
     "device_type": Undecided.OTHER_DEVICE,
     "device_name": Undecided.OTHER_DEVICE,
     "node_count": Undecided.OTHER_NODE_COUNT,
@@ -96,23 +95,24 @@ _SETTINGS = (
 )
 # Columns of `points` that `compare` needs.
 POINT_COLUMNS = (
-    *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
+    *(*ATTEMPT_COLUMNS, *_SETTINGS, *_MACHINE_COLUMNS),
     *("step_ms_mean", "throughput"),
 )
-# Level of the interval that decides `same`: two one-sided tests at 5 % (D. J. Schuirmann,
+# Confidence of the interval that decides `same`: two one-sided tests at 5 % (D. J. Schuirmann,
 # J. Pharmacokinet. Biopharm. 15(6), 1987).
-_DECIDING = 0.9
-# Level of the interval that reports show.
-_SHOWN = 0.95
+_DECIDING_CONFIDENCE = 0.9
+# Confidence of the interval that reports show.
+_SHOWN_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedPoint:
     """A point of two sides, with its settings. Fields are None if unknown.
 
-    The verdict is `slower` or `faster` if the rate changed by more than the threshold and q_value
-    is at most FALSE_VERDICTS. It is `same` if the 90 % interval of the ratio lies within the
-    threshold, else `unclear`; `why` has the reason. It is None if a side has no ok run.
+    * `slower` or `faster`: the rate changed by more than the threshold, and q_value is at most
+      FALSE_VERDICTS.
+    * `same`: the 90 % interval of the ratio lies within the threshold.
+    * `unclear`: all other points; `why` has the reason.
     """
 
     point_id: str
@@ -131,13 +131,13 @@ class ComparedPoint:
     batch_size: int | None
     global_batch_size: int | None
     grad_accumulation: int | None
-    # The worst failure of a round, else ok if a round is ok; None if no run has a row.
+    # A failure of any round, or else ok if a round is ok; None if no run has the point.
     status_base: Status | None
     status_new: Status | None
-    # Share of rounds that failed.
+    # Failed rounds / all rounds.
     base_failed: float
     new_failed: float
-    # Number of ok runs.
+    # Numbers of ok runs.
     base_runs: int
     new_runs: int
     # "samples/s", or "steps/s" if a run finishes no samples.
@@ -155,9 +155,11 @@ class ComparedPoint:
     interval_high: float | None = None
     # The slowdown that these runs detect in 95 % of cases, if this point alone changed.
     least_seen: float | None = None
-    # The smallest level at which `slower` or `faster` holds over all points.
+    # False discovery rate of `slower` or `faster`; None for other verdicts.
     q_value: float | None = None
+    # None if a side has no ok run.
     verdict: str | None = None
+    # Reason of `unclear`.
     why: NotDecided | None = None
 
     @property
@@ -177,29 +179,29 @@ def compare(
     Points of `new` come first, then points that only `base` has. Controls are left out.
 
     Args:
-        base: for each run of this side, its rows of the table `points`; the newest run is last.
-            Rows need POINT_COLUMNS.
-        new: the other side, as `base`.
+        base: the runs of this side, the newest last; for each run its rows of the table `points`,
+            with POINT_COLUMNS at least.
+        new: the runs of the other side.
         threshold: smaller relative changes are ignored; 0.015 means 1.5 %.
     """
-    rows_base, statuses_base = _rows_and_statuses(base)
-    rows_new, statuses_new = _rows_and_statuses(new)
+    base_rows, base_statuses = _rows_and_statuses(base)
+    new_rows, new_statuses = _rows_and_statuses(new)
     pairs = []
-    for point_id in dict.fromkeys((*rows_new, *rows_base)):
+    for point_id in dict.fromkeys((*new_rows, *base_rows)):
         pair = _Pair(
-            rows=[rows_base.get(point_id, []), rows_new.get(point_id, [])],
-            statuses=[statuses_base.get(point_id, []), statuses_new.get(point_id, [])],
+            rows=[base_rows.get(point_id, []), new_rows.get(point_id, [])],
+            statuses=[base_statuses.get(point_id, []), new_statuses.get(point_id, [])],
         )
         pairs.append(pair)
     comparable = [pair for pair in pairs if all(pair.ok) and not pair.obstacle]
-    verdicts = _verdicts(comparable, threshold)
-    return [pair.compared(**verdicts.get(pair.newest.point_id, {})) for pair in pairs]
+    test_fields = _test_fields(comparable, threshold)
+    return [pair.compared(**test_fields.get(pair.newest.point_id, {})) for pair in pairs]
 
 
 def _rows_and_statuses(
     side: Sequence[Sequence[PointRow]],
 ) -> tuple[dict[str, list[PointRow]], dict[str, list[Status]]]:
-    """Return point_id -> a row for each run (the mean of its rounds), and -> all statuses."""
+    """Return for each point_id a row for each run (the mean of its rounds), and all statuses."""
     rows: dict[str, list[PointRow]] = {}
     statuses: dict[str, list[Status]] = {}
     for points in side:
@@ -221,7 +223,7 @@ class _Pair:
 
     @property
     def newest(self) -> PointRow:
-        """The row of the newest run, for settings; a point may be on one side only."""
+        """The row of the newest run; the base has it if the new side lacks the point."""
         return (self.rows[1] or self.rows[0])[-1]
 
     @cached_property
@@ -238,7 +240,7 @@ class _Pair:
         return all(row.throughput for side in self.ok for row in side)
 
     @cached_property
-    def logs(self) -> list[list[float]]:
+    def log_rates(self) -> list[list[float]]:
         """The logarithms of the rates of the rows in `ok`."""
         sides = []
         for side in self.ok:
@@ -246,53 +248,54 @@ class _Pair:
         return sides
 
     def _rate(self, row: PointRow) -> float:
-        """Return samples/s, or steps/s if a row has no samples."""
-        per_s = row.throughput if self.has_samples else None
-        return per_s or MS_PER_S / (row.step_ms_mean or math.nan)
+        """Return samples/s, or steps/s if a row of the pair has no samples."""
+        samples_per_s = row.throughput if self.has_samples else None
+        return samples_per_s or MS_PER_S / (row.step_ms_mean or math.nan)
 
     @cached_property
     def obstacle(self) -> NotDecided | None:
         """Why the runs of the point cannot be compared, or are too few."""
-        for column, kind in _WORLD.items():
+        for column, kind in _MACHINE_COLUMNS.items():
             values = dict.fromkeys(getattr(row, column) for side in self.ok for row in side)
             if len(values) > 1:
                 return NotDecided(kind=kind, values=tuple(values))
-        counts = ((len(self.ok[0]), "base"), (len(self.ok[1]), "new"))
-        runs, side = min(counts, key=lambda count: count[0])
+        base_runs, new_runs = map(len, self.ok)
+        runs, side = (new_runs, "new") if new_runs < base_runs else (base_runs, "base")
         if runs >= LEAST_RUNS:
             return None
         return NotDecided(kind=Undecided.FEW_RUNS, side=side, runs=runs)
 
-    def compared(self, **results: Any) -> ComparedPoint:
+    def compared(self, **test_fields: Any) -> ComparedPoint:
         """Return the compared point.
 
         Args:
-            results: fields that follow from the test of the point; none if it was not tested.
+            test_fields: fields that the test of the point sets; empty if it was not tested.
         """
+        # `Status` lists failures first, then ok.
         worst_first = list(Status)
-        worst, failed = [], []
+        worst, failed_shares = [], []
         for statuses in self.statuses:
             worst.append(min(statuses, key=worst_first.index, default=None))
             failures = [status for status in statuses if status.is_failure]
-            failed.append(len(failures) / max(1, len(statuses)))
+            failed_shares.append(len(failures) / max(1, len(statuses)))
         point = ComparedPoint(
             point_id=self.newest.point_id,
             **{name: getattr(self.newest, name) for name in _SETTINGS},
             status_base=worst[0],
             status_new=worst[1],
-            base_failed=failed[0],
-            new_failed=failed[1],
+            base_failed=failed_shares[0],
+            new_failed=failed_shares[1],
             base_runs=len(self.ok[0]),
             new_runs=len(self.ok[1]),
             unit="samples/s" if self.has_samples else "steps/s",
         )
         if not all(self.ok):
             return point
-        base, new = (math.exp(np.mean(side)) for side in self.logs)
-        rates = {"base": base, "new": new, "ratio": new / base}
-        # Fields of the test override these two.
-        untested = {"verdict": UNCLEAR, "why": self.obstacle}
-        return replace(point, **rates | untested | results)
+        base, new = (math.exp(np.mean(side)) for side in self.log_rates)
+        point = replace(point, base=base, new=new, ratio=new / base)
+        if not test_fields:
+            return replace(point, verdict=UNCLEAR, why=self.obstacle)
+        return replace(point, **test_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,8 +306,8 @@ class _Test:
     # Change of the logarithm of the rate; negative if the new side is slower.
     size: float
     # Variance of `size` / variance of one run: 1/n + 1/m for n and m runs.
-    share: float
-    # How far runs lie apart.
+    variance_share: float
+    # Scatter between the runs of a side.
     scatter: Scatter
 
     @property
@@ -312,10 +315,10 @@ class _Test:
         """The ratio new / base."""
         return math.exp(self.size)
 
-    def interval(self, level: float) -> tuple[float, float]:
-        """Return the interval of `ratio` at a level, such as 0.95: (low, high)."""
-        half = self.scatter.half_width(self.share, level)
-        return math.exp(self.size - half), math.exp(self.size + half)
+    def interval(self, confidence: float) -> tuple[float, float]:
+        """Return the confidence interval of `ratio`: (low, high)."""
+        half_width = self.scatter.half_width(self.variance_share, confidence)
+        return math.exp(self.size - half_width), math.exp(self.size + half_width)
 
     def least_seen(self, threshold: float, tests: int) -> float:
         """Return the slowdown that these runs detect in 95 % of cases if no other point changed.
@@ -324,78 +327,80 @@ class _Test:
             tests: number of points that are tested together.
         """
         # A verdict needs a change beyond the threshold, and beyond chance among all tests.
-        beyond_chance = self.scatter.detectable(self.share, FALSE_VERDICTS / tests)
-        half = self.scatter.half_width(self.share, _DECIDING)
-        beyond_threshold = half - math.log1p(-threshold)
+        beyond_chance = self.scatter.detectable(self.variance_share, FALSE_VERDICTS / tests)
+        half_width = self.scatter.half_width(self.variance_share, _DECIDING_CONFIDENCE)
+        beyond_threshold = half_width - math.log1p(-threshold)
         return -math.expm1(-max(beyond_chance, beyond_threshold))
 
 
-def _verdicts(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
-    """Return point_id -> fields of ComparedPoint, by tests of all points together."""
+def _test_fields(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
+    """Test all points together; return the fields of `ComparedPoint` that follow, by point_id."""
     from scipy.stats import false_discovery_control
 
     tests = _tests(pairs)
     if not tests:
         return {}
-    p_slower = [test.scatter.p_value(-test.size, test.share) for test in tests]
-    p_faster = [test.scatter.p_value(test.size, test.share) for test in tests]
-    slower = false_discovery_control(p_slower).tolist()
-    faster = false_discovery_control(p_faster).tolist()
-    verdicts = {}
-    for test, *rates in zip(tests, slower, faster, strict=True):
-        low, high = test.interval(_DECIDING)
-        interval_low, interval_high = test.interval(_SHOWN)
-        verdicts[test.point_id] = {
-            **_verdict(test, rates, threshold),
-            "ratio_low": low,
-            "ratio_high": high,
+    p_slower = [test.scatter.p_value(-test.size, test.variance_share) for test in tests]
+    p_faster = [test.scatter.p_value(test.size, test.variance_share) for test in tests]
+    q_slower = false_discovery_control(p_slower).tolist()
+    q_faster = false_discovery_control(p_faster).tolist()
+    fields_by_point = {}
+    for test, *q_values in zip(tests, q_slower, q_faster, strict=True):
+        ratio_low, ratio_high = test.interval(_DECIDING_CONFIDENCE)
+        interval_low, interval_high = test.interval(_SHOWN_CONFIDENCE)
+        fields_by_point[test.point_id] = {
+            **_verdict_fields(test, q_values, threshold),
+            "ratio_low": ratio_low,
+            "ratio_high": ratio_high,
             "interval_low": interval_low,
             "interval_high": interval_high,
             "least_seen": test.least_seen(threshold, len(tests)),
         }
-    return verdicts
+    return fields_by_point
 
 
 def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     """Return the test of each point whose scatter between runs is known."""
     if not pairs:
         return []
-    # (side, run) -> column of `values`.
+    # Number the runs: they are the columns of the matrix [points, runs].
     columns: dict[tuple[int, str], int] = {}
     for pair in pairs:
         for side, rows in enumerate(pair.ok):
             for row in rows:
                 columns.setdefault((side, row.run_id), len(columns))
-    values = np.full((len(pairs), len(columns)), math.nan)
-    for number, pair in enumerate(pairs):
+    log_rates = np.full((len(pairs), len(columns)), math.nan)
+    for point, pair in enumerate(pairs):
         for side, rows in enumerate(pair.ok):
-            for row, log in zip(rows, pair.logs[side], strict=True):
-                values[number, columns[side, row.run_id]] = log
-    scatters = scatter(values, [side for side, _ in columns])
+            for row, log_rate in zip(rows, pair.log_rates[side], strict=True):
+                log_rates[point, columns[side, row.run_id]] = log_rate
+    scatters = scatter(log_rates, [side for side, _ in columns])
     tests = []
-    for pair, of_point in zip(pairs, scatters, strict=True):
-        if of_point is not None:
+    for pair, point_scatter in zip(pairs, scatters, strict=True):
+        if point_scatter is not None:
             test = _Test(
                 point_id=pair.newest.point_id,
-                size=float(np.mean(pair.logs[1]) - np.mean(pair.logs[0])),
-                share=sum(1 / len(rows) for rows in pair.ok),
-                scatter=of_point,
+                size=float(np.mean(pair.log_rates[1]) - np.mean(pair.log_rates[0])),
+                variance_share=sum(1 / len(rows) for rows in pair.ok),
+                scatter=point_scatter,
             )
             tests.append(test)
     return tests
 
 
-def _verdict(test: _Test, rates: Sequence[float], threshold: float) -> dict[str, Any]:
+def _verdict_fields(test: _Test, q_values: Sequence[float], threshold: float) -> dict[str, Any]:
     """Return the fields verdict, q_value and why.
 
     Args:
-        rates: false discovery rates of the verdicts slower and faster.
+        q_values: false discovery rates of the verdicts slower and faster.
     """
-    low, high = test.interval(_DECIDING)
     change = test.ratio - 1
-    for verdict, sign, rate in ((SLOWER, -1, rates[0]), (FASTER, 1, rates[1])):
-        if sign * change > threshold and rate <= FALSE_VERDICTS:
-            return {"verdict": verdict, "q_value": rate, "why": None}
+    q_slower, q_faster = q_values
+    if -change > threshold and q_slower <= FALSE_VERDICTS:
+        return {"verdict": SLOWER, "q_value": q_slower, "why": None}
+    if change > threshold and q_faster <= FALSE_VERDICTS:
+        return {"verdict": FASTER, "q_value": q_faster, "why": None}
+    low, high = test.interval(_DECIDING_CONFIDENCE)
     if 1 - threshold <= low and high <= 1 + threshold:
         return {"verdict": SAME, "why": None}
     if abs(change) > threshold:
@@ -427,10 +432,11 @@ class Fact:
     name: str
 
 
+# Text of a fact that a run lacks.
 NONE = "none"
-_CODE = Fact(FactKind.RUN, "raybench_sha256")
+_RAYBENCH_CODE = Fact(FactKind.RUN, "raybench_sha256")
 # Facts that depend on which devices of a model a run got, or on where Python packages are.
-_NOT_LASTING = (
+_INCIDENTAL_FACTS = (
     *(Fact(FactKind.DEVICE, name) for name in ("uuid", "host", "nccl_path")),
     *(Fact(FactKind.VARIABLE, name) for name in ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")),
 )
@@ -464,31 +470,31 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[Fact, str]:
     If devices differ, the text lists their values. Hashes are cut to 12 digits.
 
     Args:
-        run: the run.
-        devices: its rows in the table `devices`.
+        run: a row of the table `runs`.
+        devices: the rows of the run in the table `devices`.
     """
     models = sorted(Counter(devices["name"]).items())
-    of_devices = {
+    device_texts = {
         "name": ", ".join(f"{count} x {name}" for name, count in models) or NONE,
         "node_id": str(devices["node_id"].nunique() or NONE),
-        "host": _join(devices["host"]),
+        "host": _distinct(devices["host"]),
         # The UUID of a CPU worker names a process, so it would always differ.
-        "uuid": _join(devices.loc[devices["kind"] != "cpu", "uuid"]),
-        **{column: _join(devices[column]) for column in _DEVICE_COLUMNS},
+        "uuid": _distinct(devices.loc[devices["kind"] != "cpu", "uuid"]),
+        **{column: _distinct(devices[column]) for column in _DEVICE_COLUMNS},
     }
-    versions = _merge(run.versions, devices["versions"])
+    versions = _driver_and_workers(run.versions, devices["versions"])
     texts = {
         Fact(FactKind.RUN, "job_sha256"): run.job_sha256[:12],
         Fact(FactKind.RUN, "git_commit"): _short_commit(run.git_commit or NONE),
         **{Fact(FactKind.CODE, name): sha256[:12] for name, sha256 in run.workload_files.items()},
-        _CODE: (run.raybench_sha256 or NONE)[:12],
-        **{Fact(FactKind.DEVICE, column): text for column, text in of_devices.items()},
+        _RAYBENCH_CODE: (run.raybench_sha256 or NONE)[:12],
+        **{Fact(FactKind.DEVICE, column): text for column, text in device_texts.items()},
         **{Fact(FactKind.VERSION, name): text for name, text in versions.items()},
     }
     texts = {fact: text for fact, text in texts.items() if text != NONE}
-    variables = _merge(run.environment, devices["environment"])
+    variables = _driver_and_workers(run.environment, devices["environment"])
     for name, text in variables.items():
-        # Quoted if a variable is set to `none`, as NCCL_NET_PLUGIN may be.
+        # Quote the value of a variable that is set to `none`, as NCCL_NET_PLUGIN may be.
         texts[Fact(FactKind.VARIABLE, name)] = repr(text) if text == NONE else text
     return texts
 
@@ -500,11 +506,11 @@ def _short_commit(commit: str) -> str:
 
 
 def lasting_changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
-    """Return `changes` without facts that depend on the devices that a run got.
+    """Return the changed facts without facts that depend on the devices that a run got.
 
-    These are UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID.
+    The left out facts are UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID.
     """
-    return tuple(change for change in changes(base, new) if change.fact not in _NOT_LASTING)
+    return tuple(change for change in changes(base, new) if change.fact not in _INCIDENTAL_FACTS)
 
 
 def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
@@ -513,38 +519,44 @@ def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, 
     Facts of `base` come first. Source files are compared only if both runs recorded their code.
 
     Args:
-        base: as returned by `facts`.
-        new: as returned by `facts`.
+        base: facts of one run, from `facts`.
+        new: facts of the other run.
     """
-    is_code_known = _CODE in base and _CODE in new
+    is_code_known = _RAYBENCH_CODE in base and _RAYBENCH_CODE in new
     changed = []
     for fact in dict.fromkeys([*base, *new]):
-        before, now = base.get(fact, NONE), new.get(fact, NONE)
-        is_of_code = fact == _CODE or fact.kind is FactKind.CODE
-        if before != now and (is_code_known or not is_of_code):
-            changed.append(Change(kind=fact.kind, name=fact.name, base=before, new=now))
+        base_text, new_text = base.get(fact, NONE), new.get(fact, NONE)
+        is_about_code = fact == _RAYBENCH_CODE or fact.kind is FactKind.CODE
+        if base_text != new_text and (is_code_known or not is_about_code):
+            changed.append(Change(kind=fact.kind, name=fact.name, base=base_text, new=new_text))
     return tuple(changed)
 
 
-def _merge(driver_facts: Any, worker_facts: pd.Series) -> dict[str, str]:
-    """Return name -> text; values of workers override the value of the driver.
+def _driver_and_workers(driver_texts: Any, worker_texts: pd.Series) -> dict[str, str]:
+    """Return the text of each name; values of workers override the value of the driver.
 
     Args:
-        driver_facts: name -> value.
-        worker_facts: a mapping or None for each worker.
+        driver_texts: value by name.
+        worker_texts: for each worker its values by name, or None.
     """
-    by_name: dict[str, list[Any]] = {}
-    for facts_of_worker in worker_facts:
-        for name, value in dict(facts_of_worker or {}).items():
-            by_name.setdefault(name, []).append(value)
-    return dict(driver_facts) | {name: _join(values) for name, values in by_name.items()}
+    values_by_name: dict[str, list[Any]] = {}
+    for texts in worker_texts:
+        for name, value in dict(texts or {}).items():
+            values_by_name.setdefault(name, []).append(value)
+    merged = dict(driver_texts)
+    for name, values in values_by_name.items():
+        merged[name] = _distinct(values)
+    return merged
 
 
-def _join(values: Iterable[Any]) -> str:
+def _distinct(values: Iterable[Any]) -> str:
     """Return the distinct known values, sorted, with commas; `none` if all are unknown."""
-    # pandas turns integers with nulls into floats, so write 2.0 as 2.
-    texts = (f"{v:.15g}" if isinstance(v, float) else str(v) for v in values if not pd.isna(v))
-    return ", ".join(sorted(set(texts))) or NONE
+    texts = set()
+    for value in values:
+        if not pd.isna(value):
+            # pandas turns integers with nulls into floats, so write 2.0 as 2.
+            texts.add(f"{value:.15g}" if isinstance(value, float) else str(value))
+    return ", ".join(sorted(texts)) or NONE
 
 
 _PARTS = (
@@ -552,10 +564,10 @@ _PARTS = (
     *("data_ms", "host_gap_ms"),
 )
 _STATES = ("throttled", "host_bound")
-# A part is shown if it explains at least this share of the change of the step.
-_LEAST_SHARE = 0.25
-# Clocks move by a few steps of 15 MHz from run to run.
-_LEAST_CLOCK = 0.02
+# A part is shown if it explains at least a quarter of the change of the step.
+_MIN_SHARE_OF_CHANGE = 0.25
+# Clocks move by less than 2 % from run to run: a few steps of 15 MHz.
+_MIN_CLOCK_CHANGE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,32 +581,32 @@ class PointChange:
 
 
 def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
-    """Return what changed of a point between two runs.
+    """Return which columns of a point changed between two runs.
 
-    Parts of the step (ms) come first if they explain at least a quarter of its change, the largest
-    change before the others. Throttling and host-bound steps follow, and then the SM clock (MHz) if
+    The parts of the step that explain at least a quarter of its change come first, the largest
+    change before smaller changes. Throttling and host-bound steps follow, and then the SM clock if
     it moved by 2 % or more.
     """
-    # Parts are of one round, so they are compared with the step of that round.
-    step_ms = (step_of_parts(new) or math.nan) - (step_of_parts(base) or math.nan)
-    is_broken_down = not (why_no_breakdown(base) or why_no_breakdown(new))
+    # The parts are of one round, so they are compared with the step of that round.
+    step_change_ms = (step_of_parts(new) or math.nan) - (step_of_parts(base) or math.nan)
+    have_breakdowns = not (why_no_breakdown(base) or why_no_breakdown(new))
     parts = []
     for column in _PARTS:
-        before, now = getattr(base, column), getattr(new, column)
-        is_known = is_broken_down and before is not None and now is not None
-        if is_known and step_ms and (now - before) / step_ms >= _LEAST_SHARE:
-            parts.append(PointChange(column=column, base=before, new=now, unit="ms"))
+        base_ms, new_ms = getattr(base, column), getattr(new, column)
+        is_known = have_breakdowns and base_ms is not None and new_ms is not None
+        if not is_known or not step_change_ms:
+            continue
+        if (new_ms - base_ms) / step_change_ms >= _MIN_SHARE_OF_CHANGE:
+            parts.append(PointChange(column=column, base=base_ms, new=new_ms, unit="ms"))
     parts.sort(key=lambda part: -abs(part.new - part.base))
-    states = [
-        PointChange(column=column, base=before, new=now)
-        for column in _STATES
-        if (before := getattr(base, column)) is not None
-        and (now := getattr(new, column)) is not None
-        and before != now
-    ]
-    before, now = base.sm_clock_mhz_p50, new.sm_clock_mhz_p50
-    if before and now and abs(now / before - 1) >= _LEAST_CLOCK:
-        clock = PointChange(column="sm_clock_mhz_p50", base=before, new=now, unit="MHz")
+    states = []
+    for column in _STATES:
+        base_state, new_state = getattr(base, column), getattr(new, column)
+        if base_state is not None and new_state is not None and base_state != new_state:
+            states.append(PointChange(column=column, base=base_state, new=new_state))
+    base_mhz, new_mhz = base.sm_clock_mhz_p50, new.sm_clock_mhz_p50
+    if base_mhz and new_mhz and abs(new_mhz / base_mhz - 1) >= _MIN_CLOCK_CHANGE:
+        clock = PointChange(column="sm_clock_mhz_p50", base=base_mhz, new=new_mhz, unit="MHz")
         states.append(clock)
     return (*parts, *states)
 
@@ -602,78 +614,85 @@ def point_changes(base: PointRow, new: PointRow) -> tuple[PointChange, ...]:
 def all_point_changes(
     base: Sequence[PointRow], new: Sequence[PointRow]
 ) -> dict[str, tuple[PointChange, ...]]:
-    """Return point_id -> `point_changes`, for points that are ok in both runs.
+    """Return the changed columns of the points that are ok in both runs, by point_id.
 
     Args:
-        base: rows of one run, as returned by `mean_of_rounds`.
-        new: as `base`; decides the order.
+        base: rows of one run, from `mean_of_rounds`.
+        new: rows of the other run, which decides the order.
     """
-    of_base = {row.point_id: row for row in base if row.status is Status.OK}
-    return {
-        row.point_id: point_changes(of_base[row.point_id], row)
-        for row in new
-        if row.status is Status.OK and row.point_id in of_base
-    }
+    base_rows = {row.point_id: row for row in base if row.status is Status.OK}
+    changed_columns = {}
+    for row in new:
+        if row.status is Status.OK and row.point_id in base_rows:
+            changed_columns[row.point_id] = point_changes(base_rows[row.point_id], row)
+    return changed_columns
 
 
 # Columns of `points` that `history` and reports on it need.
 HISTORY_COLUMNS = (
-    *(*ATTEMPT_COLUMNS, *_SETTINGS, *_WORLD),
+    *(*ATTEMPT_COLUMNS, *_SETTINGS, *_MACHINE_COLUMNS),
     *("env", "host_bound", "step_ms_p50", "step_ms_ci_low", "step_ms_ci_high"),
 )
-_TWO_SIDED_95 = 1.96
+# Half width of a 95 % interval of a normal value / its standard deviation.
+_SDS_OF_95_PERCENT = 1.96
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryRow(PointRow):
     """A point of one of many runs."""
 
-    # Counts from 0. A machine is a model of device and a number of nodes.
+    # Number of the machine, from 0. A machine is a device model and a number of nodes.
     machine: int
-    # Geometric mean of the runs of the same level.
+    # Geometric mean of the step times of the same level.
     level_ms: float
-    # In the first run of a level: relative change from the level before.
+    # Relative change from the level before; None unless the run is the first of a level.
     step: float | None = None
 
 
 def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
     """Return a row for each ok point of each run, with the level of its step time.
 
-    Rows of a point are sorted by start. Each machine has levels of its own.
+    Rows of a point are sorted by start. Levels are found for each machine by itself.
 
     Args:
         points: rows of the table `points` of any runs, with HISTORY_COLUMNS at least.
         threshold: smaller relative changes make no new level; 0.015 means 1.5 %.
     """
-    order: dict[str, int] = {}
+    point_order: dict[str, int] = {}
     for row in points:
-        order.setdefault(row.point_id, len(order))
+        point_order.setdefault(row.point_id, len(point_order))
     ok = [row for row in mean_of_rounds(points) if row.status is Status.OK and row.step_ms_p50]
     ok.sort(key=lambda row: (row.started_at, row.run_id))
     machines: dict[tuple[object, ...], int] = {}
     series: dict[tuple[str, int], list[PointRow]] = {}
     for row in ok:
-        key = (row.device_type, row.device_name, row.node_count)
-        machine = machines.setdefault(key, len(machines))
+        model_and_nodes = (row.device_type, row.device_name, row.node_count)
+        machine = machines.setdefault(model_and_nodes, len(machines))
         series.setdefault((row.point_id, machine), []).append(row)
     history_rows = []
     for (_, machine), rows in series.items():
-        values = np.log([row.step_ms_p50 or math.nan for row in rows])
-        # The typical interval of a step gives the noise of a single run.
-        spans = [
+        log_steps = np.log([row.step_ms_p50 or math.nan for row in rows])
+        # The typical interval of a step gives the standard deviation of a single run.
+        interval_ratios = [
             row.step_ms_ci_high / row.step_ms_ci_low
             for row in rows
             if row.step_ms_ci_high and row.step_ms_ci_low
         ]
-        within = math.log(float(np.median(spans))) / 2 / _TWO_SIDED_95 if spans else 0.0
+        within = 0.0
+        if interval_ratios:
+            within = math.log(float(np.median(interval_ratios))) / 2 / _SDS_OF_95_PERCENT
         # The indices at which levels begin, and the end of the last level.
-        ends = [0, *find_level_starts(values, within, threshold), len(values)]
+        ends = [0, *find_level_starts(log_steps, within, threshold), len(log_steps)]
         level_before: float | None = None
         for first, end in pairwise(ends):
-            level = float(values[first:end].mean())
+            level = float(log_steps[first:end].mean())
             step = None if level_before is None else math.expm1(level - level_before)
             shared: dict[str, Any] = {"machine": machine, "level_ms": math.exp(level)}
             history_rows.append(HistoryRow(**vars(rows[first]), **shared, step=step))
             history_rows += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
             level_before = level
-    return sorted(history_rows, key=lambda row: (order[row.point_id], row.started_at, row.run_id))
+
+    def order(row: HistoryRow) -> tuple[int, object, str]:
+        return point_order[row.point_id], row.started_at, row.run_id
+
+    return sorted(history_rows, key=order)

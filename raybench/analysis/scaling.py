@@ -41,7 +41,7 @@ from raybench.records.doubts import (
 from raybench.records.status import Status
 from raybench.results import reader
 from raybench.results.breakdown import BREAKDOWN
-from raybench.results.doubts import NORMAL_LIMITS, OF_MEAN, column_doubts
+from raybench.results.doubts import DERIVED_FROM_MEAN, NORMAL_LIMITS, column_doubts
 from raybench.results.point_row import PointRow, step_of_parts, why_no_breakdown
 from raybench.results.tables import Run, SummaryRow
 from raybench.stats.outliers import slowest_and_other
@@ -164,7 +164,7 @@ def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
     """Return stored doubts and doubts that follow from columns; None if both are unknown."""
     # Stored doubts of these kinds describe single rounds, so derive them again from the columns of
     # the mean over the rounds.
-    stored = (doubt for doubt in row.doubts or () if doubt.kind not in OF_MEAN)
+    stored = (doubt for doubt in row.doubts or () if doubt.kind not in DERIVED_FROM_MEAN)
     doubts = worst_of_each((*stored, *column_doubts(row)))
     return doubts if doubts or row.doubts is not None else None
 

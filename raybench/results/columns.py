@@ -1,13 +1,14 @@
 """Columns of tables from fields of dataclasses, and parts of tables as Parquet files.
 
-A field `power_w: Annotated[float | None, Column("W", "power drawn")]` is a column of doubles; a
-field that is a dataclass stands for its columns. Each part names its table and version; a newer
-version is refused. A column that a part lacks is null.
+A field `power_w: Annotated[float | None, Column("W", "power drawn")]` is a column of doubles. A
+field that is a dataclass itself adds the columns of that dataclass. Each part names its table and
+the version of the schema; a newer version is refused. A column that a part lacks is null.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _Row = TypeVar("_Row")
-# Stands here so that `raybench list` need not import the metrics.
+# `raybench list` imports these names from here, because `tables` imports the metrics and is slow.
 TABLE_NAMES = (
     *("runs", "points", "samples", "devices", "telemetry", "modules", "regions", "health"),
     "summary",
@@ -49,9 +50,15 @@ SCHEMA_VERSION = 1
 # Prefixes of files and folders that are ignored.
 HIDDEN = (".", "_")
 
-_KINDS: Mapping[Any, str] = {bool: "bool", int: "int64", float: "double", datetime: "timestamp"}
-# Replaces null in a field without default that cannot be None.
-_EMPTY: Mapping[Any, Any] = {str: "", int: 0, float: 0.0, bool: False}
+# Arrow types of Python types; all other types are strings.
+_ARROW_KINDS: Mapping[Any, str] = {
+    bool: "bool",
+    int: "int64",
+    float: "double",
+    datetime: "timestamp",
+}
+# Values for null in a field that has no default and cannot be None.
+_EMPTY_VALUES: Mapping[Any, Any] = {str: "", int: 0, float: 0.0, bool: False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +103,17 @@ class TableColumn:
 def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
     """Return the columns that the fields of a dataclass declare, in their order.
 
-    A field without a Column is no column.
+    Fields without a `Column` in their type are left out.
     """
     columns: list[TableColumn] = []
-    for name, column in _own_columns(cast("Hashable", kind)):
-        columns += [column] if column else columns_of(type_hints(kind)[name])
+    for field_name, column in _columns_by_field(cast("Hashable", kind)):
+        columns += [column] if column else columns_of(type_hints(kind)[field_name])
     return tuple(columns)
 
 
 @cache
-def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
-    """Return the name of each field and its column; None in place of a nested dataclass."""
+def _columns_by_field(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
+    """Return (field name, column) of each field; the column of a nested dataclass is None."""
     hints = type_hints(kind, include_extras=True)
     columns: list[tuple[str, TableColumn | None]] = []
     for field in fields(kind):
@@ -116,7 +123,7 @@ def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
         if is_dataclass(hint):
             columns.append((field.name, None))
         elif about is not None:
-            arrow_kind, read = _convert(hint)
+            arrow_kind, read = _kind_and_reader(hint)
             # Null becomes the default of the field, or else None or an empty value.
             if field.default is not MISSING:
                 null = field.default
@@ -124,7 +131,7 @@ def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
                 null = field.default_factory()
             else:
                 is_optional = NoneType in get_args(get_args(hint)[0])
-                null = None if is_optional else _EMPTY.get(_plain_type(hint), MISSING)
+                null = None if is_optional else _EMPTY_VALUES.get(_plain_type(hint), MISSING)
             name = about.name or field.name
             column = TableColumn(name=name, kind=arrow_kind, about=about, read=read, null=null)
             columns.append((field.name, column))
@@ -132,7 +139,7 @@ def _own_columns(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
 
 
 def _plain_type(hint: Any) -> Any:
-    """Return a type without its annotation, and without None."""
+    """Return a type without `Annotated` and `| None`; the type of a Literal is str."""
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (UnionType, Union):
@@ -140,71 +147,74 @@ def _plain_type(hint: Any) -> Any:
     return str if get_origin(hint) is Literal else hint
 
 
-def _convert(hint: Any) -> tuple[str, Callable[[Any], Any]]:
-    """Return the Arrow type of a field, and a function that reads its values."""
+def _kind_and_reader(hint: Any) -> tuple[str, Callable[[Any], Any]]:
+    """Return the Arrow type of a field, and a function that converts its stored values."""
     plain = _plain_type(hint)
     if get_origin(plain) is tuple:
-        kind, read = _convert(get_args(plain)[0])
-        if is_dataclass(get_args(plain)[0]):
-            return f"list<{kind}>", lambda values: tuple(map(read, values))
-        return f"list<{kind}>", _tuple
+        entry_type = get_args(plain)[0]
+        kind, read_entry = _kind_and_reader(entry_type)
+        if is_dataclass(entry_type):
+            return f"list<{kind}>", lambda entries: tuple(map(read_entry, entries))
+        return f"list<{kind}>", _read_tuple
     if isinstance(plain, type) and is_dataclass(plain):
         hints = type_hints(plain)
-        readers = {field.name: _convert(hints[field.name]) for field in fields(plain)}
-        kinds = ",".join(f"{name}:{kind}" for name, (kind, _) in readers.items())
-        return f"struct<{kinds}>", partial(_read_struct, plain, readers)
+        kinds, readers = [], {}
+        for field in fields(plain):
+            kind, readers[field.name] = _kind_and_reader(hints[field.name])
+            kinds.append(f"{field.name}:{kind}")
+        return f"struct<{','.join(kinds)}>", partial(_read_struct, plain, readers)
     if isinstance(get_origin(plain), type) and issubclass(get_origin(plain), Mapping):
-        of_value = get_args(plain)[1]
-        if isinstance(of_value, type) and issubclass(of_value, Enum):
-            return "map<string,string>", partial(_read_enums, of_value)
-        return f"map<string,{_KINDS.get(of_value, 'string')}>", dict
+        value_type = get_args(plain)[1]
+        if isinstance(value_type, type) and issubclass(value_type, Enum):
+            return "map<string,string>", partial(_read_enums, value_type)
+        return f"map<string,{_ARROW_KINDS.get(value_type, 'string')}>", dict
     if isinstance(plain, type) and issubclass(plain, Enum):
         return "string", plain
     if plain in (bool, int, float):
-        return _KINDS[plain], plain
-    return _KINDS.get(plain, "string"), lambda value: value
+        return _ARROW_KINDS[plain], plain
+    return _ARROW_KINDS.get(plain, "string"), lambda value: value
 
 
 def _read_struct(
-    kind: type[_Row],
-    readers: Mapping[str, tuple[str, Callable[[Any], Any]]],
-    values: Mapping[str, Any],
+    kind: type[_Row], readers: Mapping[str, Callable[[Any], Any]], struct: Mapping[str, Any]
 ) -> _Row:
-    """Return a dataclass from a struct of a table; null is None."""
-    fields_read = {
-        name: None if _is_null(value := values.get(name)) else read_value(value)
-        for name, (_, read_value) in readers.items()
-    }
-    return kind(**fields_read)
+    """Return a dataclass from a stored struct; null becomes None."""
+    values: dict[str, Any] = {}
+    for name, read in readers.items():
+        stored = struct.get(name)
+        # pandas reads null numbers as NaN.
+        is_null = stored is None or (isinstance(stored, float) and math.isnan(stored))
+        values[name] = None if is_null else read(stored)
+    return kind(**values)
 
 
-def _is_null(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
+def _read_enums(kind: type[Enum], stored: Any) -> dict[str, Enum]:
+    return {name: kind(value) for name, value in dict(stored).items()}
 
 
-def _read_enums(kind: type[Enum], values: Any) -> dict[str, Enum]:
-    return {name: kind(value) for name, value in dict(values).items()}
-
-
-def _tuple(values: Any) -> tuple[Any, ...]:
-    """Return a list or array of a table as a tuple; NaN becomes None."""
-    plain = values.tolist() if hasattr(values, "tolist") else values
-    return tuple(None if value != value else value for value in plain)
+def _read_tuple(stored: Any) -> tuple[Any, ...]:
+    """Return a stored list or array as a tuple; NaN becomes None."""
+    values = stored.tolist() if hasattr(stored, "tolist") else stored
+    # Only NaN differs from itself.
+    return tuple(None if value != value else value for value in values)
 
 
 def to_row(record: Any) -> dict[str, Any]:
-    """Return the values of a dataclass by column, flattened; enums become their values."""
+    """Return the values of a dataclass by column; nested dataclasses are flattened.
+
+    Enums become their values.
+    """
     row: dict[str, Any] = {}
-    for name, column in _own_columns(cast("Hashable", type(record))):
-        value = getattr(record, name)
+    for field_name, column in _columns_by_field(cast("Hashable", type(record))):
+        value = getattr(record, field_name)
         if column is None:
             row |= to_row(value)
         elif isinstance(value, Enum):
             row[column.name] = value.value
         elif column.kind.startswith("list<struct<") and value is not None:
-            row[column.name] = [_plain_struct(item) for item in value]
+            row[column.name] = [_struct_of(entry) for entry in value]
         elif column.kind.startswith("struct<") and value is not None:
-            row[column.name] = _plain_struct(value)
+            row[column.name] = _struct_of(value)
         elif isinstance(value, Mapping) and column.kind == "map<string,string>":
             row[column.name] = {key: setting_text(entry) for key, entry in value.items()}
         else:
@@ -212,10 +222,13 @@ def to_row(record: Any) -> dict[str, Any]:
     return row
 
 
-def _plain_struct(record: Any) -> dict[str, Any]:
+def _struct_of(record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name; enums become their values."""
-    values = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: v.value if isinstance(v, Enum) else v for name, v in values.items()}
+    struct: dict[str, Any] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        struct[field.name] = value.value if isinstance(value, Enum) else value
+    return struct
 
 
 def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
@@ -225,11 +238,11 @@ def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
         ResultsError: a value is invalid, or a column without default is null.
     """
     values: dict[str, Any] = {}
-    for name, column in _own_columns(cast("Hashable", kind)):
+    for field_name, column in _columns_by_field(cast("Hashable", kind)):
         if column is None:
-            values[name] = from_row(type_hints(kind)[name], row)
-            continue
-        values[name] = column.value_of(row.get(column.name))
+            values[field_name] = from_row(type_hints(kind)[field_name], row)
+        else:
+            values[field_name] = column.value_of(row.get(column.name))
     return kind(**values)
 
 
@@ -243,7 +256,7 @@ def _arrow_type(kind: str) -> pa.DataType:
         return pa.list_(_arrow_type(kind[5:-1]))
     if kind.startswith("struct<"):
         pairs = (pair.split(":") for pair in kind[7:-1].split(","))
-        return pa.struct([(name, _arrow_type(of_field)) for name, of_field in pairs])
+        return pa.struct([(name, _arrow_type(field_kind)) for name, field_kind in pairs])
     if kind.startswith("map<string,"):
         return pa.map_(pa.string(), _arrow_type(kind[11:-1]))
     return pa.type_for_alias(kind)
@@ -255,29 +268,26 @@ def arrow_schema(
     """Return the Arrow schema of a table; only the required columns must not be null."""
     import pyarrow as pa
 
-    fields_of_table = [
-        pa.field(
-            column.name,
-            _arrow_type(column.kind),
-            nullable=column.name not in required,
-            metadata={
-                **({"unit": column.unit} if column.unit else {}),
-                "description": column.description,
-            },
+    schema_fields = []
+    for column in columns:
+        metadata = {"unit": column.unit} if column.unit else {}
+        metadata["description"] = column.description
+        is_nullable = column.name not in required
+        schema_fields.append(
+            pa.field(column.name, _arrow_type(column.kind), is_nullable, metadata=metadata)
         )
-        for column in columns
-    ]
     return pa.schema(
-        fields_of_table, metadata={"table": table, "schema_version": str(SCHEMA_VERSION)}
+        schema_fields, metadata={"table": table, "schema_version": str(SCHEMA_VERSION)}
     )
 
 
-# Metadata key of a part: names of the parts whose rows it contains, joined by "/".
+# Metadata key of a part that replaces others: their names, joined by "/".
 MERGED = b"merged_parts"
-_READERS = 4  # threads
-_BATCH = 100  # parts
+_READER_THREADS = 4
+_PARTS_PER_BATCH = 100
+_MAX_VERSION_DIGITS = 9
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UnreadablePartsError(ResultsError):
@@ -321,76 +331,81 @@ def parts_of(root: Path, table: str, run_id: str) -> list[Path]:
 def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Return the rows of these parts, in order, with the columns of `wanted`.
 
-    Missing files are skipped. Parts whose rows another part contains are skipped too; a killed
-    `raybench compact` leaves such parts.
+    Missing files are skipped. Parts that another part replaces are skipped too; a killed `raybench
+    compact` leaves such parts.
 
     Raises:
         UnreadablePartsError: parts are damaged, of a newer raybench, or do not fit `wanted`.
     """
     import pyarrow as pa
 
-    # Opening a part takes longer than reading it, so threads help. A table of one row takes a
-    # hundred times the memory of the row, so the tables of a batch are concatenated at once.
-    batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
-    # To start a thread takes longer than to read one part.
+    # A table of one row takes a hundred times the memory of the row, so each batch is joined.
+    batches = [
+        paths[first : first + _PARTS_PER_BATCH] for first in range(0, len(paths), _PARTS_PER_BATCH)
+    ]
+    # Opening a part takes longer than reading it, so threads help from the second batch on.
     if len(batches) <= 1:
-        read = [_read_batch(batch, table, wanted) for batch in batches]
+        read_batches = [_read_batch(batch, table, wanted) for batch in batches]
     else:
-        with ThreadPoolExecutor(_READERS) as readers:
-            read = list(readers.map(lambda batch: _read_batch(batch, table, wanted), batches))
-    merged: set[Path] = set()
-    for batch in read:
-        merged.update(batch.merged)
-    # A merged part is not needed, so it may be damaged.
+        with ThreadPoolExecutor(_READER_THREADS) as threads:
+            read_batches = list(
+                threads.map(lambda batch: _read_batch(batch, table, wanted), batches)
+            )
+    replaced: set[Path] = set()
+    for batch in read_batches:
+        replaced.update(batch.replaced)
+    # A replaced part is not needed, so it may be damaged.
     reasons: dict[Path, str] = {}
-    for batch in read:
-        reasons |= {path: why for path, why in batch.unreadable.items() if path not in merged}
+    for batch in read_batches:
+        reasons |= {path: why for path, why in batch.unreadable.items() if path not in replaced}
     if reasons:
         raise UnreadablePartsError(next(iter(reasons.values())), reasons)
-    # Parts and their merged rows were both read, so read again without these parts.
-    if not merged.isdisjoint(paths):
-        return read_parts([path for path in paths if path not in merged], table, wanted)
-    return pa.concat_tables([_no_rows(wanted), *(batch.rows for batch in read)]).combine_chunks()
+    # The rows of a replaced part were read twice, so read again without these parts.
+    if not replaced.isdisjoint(paths):
+        return read_parts([path for path in paths if path not in replaced], table, wanted)
+    rows = [batch.rows for batch in read_batches]
+    return pa.concat_tables([_no_rows(wanted), *rows]).combine_chunks()
 
 
 class _Batch(NamedTuple):
-    """Some parts of a table that were read together."""
+    """Parts of a table that were read together."""
 
     rows: pa.Table
-    # Path -> why the part cannot be read.
+    # Why each unreadable part cannot be read.
     unreadable: dict[Path, str]
-    # Parts whose rows the parts that were read contain.
-    merged: list[Path]
+    # Parts that parts of this batch replace.
+    replaced: list[Path]
 
 
 def _read_batch(paths: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
     import pyarrow as pa
 
-    parts, unreadable, merged = [_no_rows(wanted)], dict[Path, str](), list[Path]()
+    tables, unreadable, replaced = [_no_rows(wanted)], dict[Path, str](), list[Path]()
     for path in paths:
         try:
-            rows, sources = _read_part(path, table, wanted)
+            rows, replaced_by_part = _read_part(path, table, wanted)
         except ResultsError as error:
             unreadable[path] = str(error)
         else:
-            parts.append(rows)
-            merged += sources
-    return _Batch(pa.concat_tables(parts).combine_chunks(), unreadable, merged)
+            tables.append(rows)
+            replaced += replaced_by_part
+    return _Batch(pa.concat_tables(tables).combine_chunks(), unreadable, replaced)
 
 
 def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, list[Path]]:
-    """Return one part with all wanted columns, and the paths of parts merged into it."""
+    """Return the rows of one part with all wanted columns, and the parts that it replaces."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Arrow would parse a relative path with a colon, such as h200:baseline/points, as a URI.
+        # Open the file here: Arrow would parse a relative path with a colon as a URI.
         with path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
-            # Read the metadata of the file, because schema_arrow would rebuild the schema.
+            # Read the metadata directly, because schema_arrow would rebuild the schema.
             metadata = file.metadata.metadata or {}
             version = metadata.get(b"schema_version", b"").decode("ascii", "replace")
             is_part = metadata.get(b"table") == table.encode() and version.isdecimal()
-            if not is_part or len(version) > 9:
+            # A longer version is no number that raybench wrote, and slow to parse.
+            if not is_part or len(version) > _MAX_VERSION_DIGITS:
                 raise ResultsError(f"{path}: not a part of the table {table}; move it elsewhere")
             if int(version) > SCHEMA_VERSION:
                 raise ResultsError(
@@ -399,7 +414,7 @@ def _read_part(path: Path, table: str, wanted: pa.Schema) -> tuple[pa.Table, lis
                 )
             part = file.read(columns=wanted.names, use_threads=False)
     except FileNotFoundError:
-        # The file was removed meanwhile: a driver deletes leftovers of a killed driver.
+        # A driver that resumes the run has deleted this leftover meanwhile.
         return _no_rows(wanted), []
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
@@ -436,20 +451,21 @@ def _no_rows(wanted: pa.Schema) -> pa.Table:
 def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
     """Return each row as a dict, with maps as dicts and times as datetimes in UTC.
 
-    Times must be in microseconds, and not inside lists or maps.
+    Args:
+        table: its times must be in microseconds, and not inside lists or maps.
     """
-    # pyarrow would import pandas for datetimes, and pyarrow.compute slows `raybench list` down.
     import pyarrow as pa
 
-    times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-    for name in times:
-        numbers = table[name].combine_chunks().view(pa.int64())
-        table = table.set_column(table.column_names.index(name), name, numbers)
+    # Convert times as numbers, because pyarrow would import pandas for datetimes, which is slow.
+    time_columns = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
+    for name in time_columns:
+        microseconds = table[name].combine_chunks().view(pa.int64())
+        table = table.set_column(table.column_names.index(name), name, microseconds)
     rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
     for row in rows:
-        for name in times:
-            if (microseconds := row[name]) is not None:
-                row[name] = _EPOCH + timedelta(microseconds=microseconds)
+        for name in time_columns:
+            if row[name] is not None:
+                row[name] = _EPOCH + timedelta(microseconds=row[name])
     return rows
 
 
@@ -457,7 +473,7 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
     """Return (point_id, attempt) of all attempts in these parts.
 
     Raises:
-        UnreadablePartsError: as `read_parts`.
+        UnreadablePartsError: parts are damaged, or of a newer raybench.
     """
     import pyarrow as pa
 
@@ -467,37 +483,40 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
     return frozenset(zip(*(attempts[name].to_pylist() for name in names), strict=True))
 
 
-def write_part(path: Path, table: str, whole: pa.Table) -> None:
+def write_part(path: Path, table: str, rows: pa.Table) -> None:
     """Write rows as a part of a table.
 
     Args:
-        whole: with the schema of `tables.schema`, metadata included.
+        rows: their schema is that of `tables.schema`, metadata included.
 
     Raises:
-        ResultsError: as `replace_file`.
+        ResultsError: the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     options: dict[str, Any] = {"use_dictionary": False, "write_statistics": False}
-    if table in ("points", "runs") and whole.num_rows == 1:
+    # A single row is too short to be worth a compression.
+    if table in ("points", "runs") and rows.num_rows == 1:
         options["compression"] = "none"
     else:
         options |= {"compression": "zstd", "compression_level": 9}
+    # Similar numbers compress better with these encodings.
     if table == "samples":
         times = ("start_ns", "step_ns", "host_ns", "data_ns")
         split = dict.fromkeys(times, "BYTE_STREAM_SPLIT")
         options["column_encoding"] = {"iteration": "DELTA_BINARY_PACKED", **split}
     # Write to memory first: Arrow makes many small writes, and wraps OS errors.
     sink = pa.BufferOutputStream()
-    pq.write_table(whole, sink, **options)
+    pq.write_table(rows, sink, **options)
     replace_file(path, sink.getvalue())
 
 
 def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
-    """Write a file atomically, without fsync; creates its folder.
+    """Write a file atomically, without fsync, and create its folder.
 
-    A link to a file is replaced. Devices, pipes and files in /dev are written to.
+    A link is replaced, and its target stays. Devices and pipes, and anything in /dev, are written
+    to directly.
 
     Raises:
         ResultsError: the file cannot be written.
@@ -530,17 +549,17 @@ def delete_file(path: Path) -> None:
 
 @contextmanager
 def os_errors_in_one_line(
-    path: Path, done: str = "written", remedy: str = "choose another folder"
+    path: Path, action: str = "written", remedy: str = "choose another folder"
 ) -> Iterator[None]:
     """Turn an OSError inside the `with` block into a ResultsError of one line that names `path`.
 
     Args:
-        done: what cannot be done, for "cannot be written".
+        action: completes "cannot be ..." in the message.
         remedy: what the user can do, unless the disk is full.
     """
     try:
         yield
     except OSError as error:
         reason = error.strerror or next(iter(str(error).splitlines()), "OSError")
-        way_out = "make room there" if error.errno in _FULL else remedy
-        raise ResultsError(f"{path}: cannot be {done}: {reason}; {way_out}") from error
+        way_out = "make room there" if error.errno in _DISK_FULL else remedy
+        raise ResultsError(f"{path}: cannot be {action}: {reason}; {way_out}") from error

@@ -18,80 +18,80 @@ if TYPE_CHECKING:
 
 # Running at the power limit is normal for a GPU at work.
 NORMAL_LIMITS = frozenset({"power_cap", "sync_boost"})
-# The mean step may exceed the median by this share without a doubt.
-_RARE_STALLS = 0.01
-# A time budget counts as reached from this share on.
-_NEARLY = 0.95
-# Smaller shares of lateness and negative communication are not reported.
-_LEAST_SHARE = 0.02
-# Kinds that follow from columns. With several rounds they follow from the mean of the rounds.
-OF_MEAN = frozenset(
+# The mean step may exceed the median by 1 % without a doubt.
+_MAX_STALLS = 0.01
+# A point that was timed for 95 % of the requested seconds is long enough.
+_MIN_TIMED_SHARE = 0.95
+# Lateness, and parts that exceed the step, are reported above 2 % of the step.
+_REPORTED_SHARE = 0.02
+# Kinds that follow from the columns of the mean of all rounds.
+DERIVED_FROM_MEAN = frozenset(
     {
         *(DoubtKind.WIDE, DoubtKind.UNSTEADY, DoubtKind.NO_BREAKDOWN, DoubtKind.HOST_BOUND),
         *(DoubtKind.SLOW_RANK, DoubtKind.LATE_IN_TURN, DoubtKind.PARTS_EXCEED),
     }
 )
-# All kinds that follow from columns. The added kinds are known for a single round only.
-OF_COLUMNS = OF_MEAN | {
+# Kinds that follow from columns. The columns of the added kinds exist for a single round only.
+DERIVED_FROM_COLUMNS = DERIVED_FROM_MEAN | {
     *(DoubtKind.STALLS, DoubtKind.ALLOCATOR_RETRIES, DoubtKind.DEVICE_ALLOCS),
 }
 
 
 def doubts_of(row: PointRow, record: Record, measure: Measure) -> tuple[Doubt, ...]:
-    """Return the doubts about an attempt that is ok.
+    """Return the doubts about an attempt that is ok, each kind once.
 
     Args:
-        row: row of the record in `points`, without doubts.
+        row: row of the record in `points`, still without doubts.
         measure: what the job asked for.
     """
-    doubts = (*record.doubts, *_doubts_of_record(row, record, measure), *column_doubts(row))
+    doubts = (*record.doubts, *_record_doubts(row, record, measure), *column_doubts(row))
     return worst_of_each(doubts)
 
 
-def _doubts_of_record(row: PointRow, record: Record, measure: Measure) -> Iterator[Doubt]:
-    """Yield the doubts that do not follow from the columns of an ok row alone."""
+def _record_doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[Doubt]:
+    """Yield the doubts that need the record or the job, besides the columns of the row."""
     measurements = record.measurements
-    # What the workload does not tell or do.
+    # What the workload does not report or do.
     if row.batch_size is not None and measurements[0].items_per_step is None:
         yield Doubt(kind=DoubtKind.NO_THROUGHPUT)
     if (row.not_measured or {}).get("comm_exposed_ms") == NotMeasured.NO_COLLECTIVES:
         yield Doubt(kind=DoubtKind.NO_COLLECTIVES)
     # Whether the point was measured as long as the job asks.
     samples = row.iterations or 0
-    wanted_samples = measure.fewest_samples * measure.repeats
-    if samples < wanted_samples:
-        yield Doubt(kind=DoubtKind.FEW_SAMPLES, value=samples, limit=wanted_samples)
+    requested_samples = measure.fewest_samples * measure.repeats
+    if samples < requested_samples:
+        yield Doubt(kind=DoubtKind.FEW_SAMPLES, value=samples, limit=requested_samples)
     steps = 0
     for repetition in measurements[0].repetitions:
         steps += len(repetition.timed.step_ns) * repetition.inner_iterations
     timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / MS_PER_S
     if measure.is_quick:
         yield Doubt(kind=DoubtKind.QUICK, value=timed_s)
-    elif measure.iterations is None and timed_s < _NEARLY * measure.seconds:
+    elif measure.iterations is None and timed_s < _MIN_TIMED_SHARE * measure.seconds:
         yield Doubt(kind=DoubtKind.SHORT, value=timed_s, limit=measure.seconds)
     if row.stable is None and measure.iterations is None:
         yield Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=samples)
     # What the clocks and the datasheet say.
     reasons = row.throttle_reasons or ()
     if row.throttled and not NORMAL_LIMITS.issuperset(reasons or ("unknown",)):
-        marks: list[bool] = []
+        throttled: list[bool] = []
         for measurement in measurements:
             for repetition in measurement.repetitions:
-                marks += repetition.timed.throttled
-        share = sum(marks) / len(marks)
+                throttled += repetition.timed.throttled
+        share = sum(throttled) / len(throttled)
         yield Doubt(kind=DoubtKind.THROTTLED, value=share, subject=", ".join(reasons))
     if row.mfu_pct is not None and row.mfu_pct > 100:
         yield Doubt(kind=DoubtKind.IMPOSSIBLE, value=row.mfu_pct, limit=100.0, subject="mfu_pct")
 
 
 def column_doubts(row: PointRow) -> Iterator[Doubt]:
-    """Yield the doubts of OF_COLUMNS, which follow from the columns of an ok row."""
+    """Yield the doubts that follow from the columns of an ok row alone: DERIVED_FROM_COLUMNS."""
     half_width = half_interval(row)
     if half_width is not None and is_imprecise(row):
         yield Doubt(kind=DoubtKind.WIDE, value=half_width, limit=WIDEST_INTERVAL)
     mean_ms, median_ms = row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0
-    if mean_ms > (1 + _RARE_STALLS) * median_ms and median_ms:
-        yield Doubt(kind=DoubtKind.STALLS, value=mean_ms / median_ms - 1, limit=_RARE_STALLS)
+    if mean_ms > (1 + _MAX_STALLS) * median_ms and median_ms:
+        yield Doubt(kind=DoubtKind.STALLS, value=mean_ms / median_ms - 1, limit=_MAX_STALLS)
     if row.stable is False:
         yield Doubt(kind=DoubtKind.UNSTEADY, value=row.warmup_iterations)
     if row.alloc_retries:
@@ -101,11 +101,11 @@ def column_doubts(row: PointRow) -> Iterator[Doubt]:
     if (doubt := why_no_breakdown(row)) is not None:
         yield doubt
     elif row.step_ms_p50:
-        yield from _doubts_of_parts(row, row.step_ms_p50)
+        yield from _breakdown_doubts(row, row.step_ms_p50)
 
 
-def _doubts_of_parts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
-    """Yield doubts about the parts of a step; their values are shares of the step."""
+def _breakdown_doubts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
+    """Yield the doubts that follow from a valid breakdown; their values are shares of the step."""
     if row.host_bound and row.host_gap_ms is not None:
         share = row.host_gap_ms / step_ms
         yield Doubt(kind=DoubtKind.HOST_BOUND, value=share, limit=HOST_BOUND_SHARE)
@@ -117,9 +117,10 @@ def _doubts_of_parts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
             subject=f"rank {row.slowest_rank}",
         )
     late_ms = row.late_in_turn_ms
-    if late_ms is not None and late_ms > _LEAST_SHARE * step_ms:
-        yield Doubt(kind=DoubtKind.LATE_IN_TURN, value=late_ms / step_ms, limit=_LEAST_SHARE)
+    if late_ms is not None and late_ms > _REPORTED_SHARE * step_ms:
+        yield Doubt(kind=DoubtKind.LATE_IN_TURN, value=late_ms / step_ms, limit=_REPORTED_SHARE)
+    # Unexplained time below 0: the parts add up to more than the step.
     unexplained_ms = row.unexplained_ms or 0.0
-    if row.world_size > 1 and unexplained_ms < -_LEAST_SHARE * step_ms:
+    if row.world_size > 1 and unexplained_ms < -_REPORTED_SHARE * step_ms:
         share = -unexplained_ms / step_ms
-        yield Doubt(kind=DoubtKind.PARTS_EXCEED, value=share, limit=_LEAST_SHARE)
+        yield Doubt(kind=DoubtKind.PARTS_EXCEED, value=share, limit=_REPORTED_SHARE)

@@ -25,11 +25,12 @@ from raybench.records.metrics import Column, OverStep, combine_ranks
 from raybench.records.record import Record
 from raybench.stats import summary as stats
 
-# A step time with a wider interval, to either side, cannot serve as a reference.
+# A step time that is known to ±10 % or worse is imprecise.
 WIDEST_INTERVAL = 0.10
-_ENOUGH_SAMPLES = 10
+# The interval of fewer samples is always wide.
+_MIN_SAMPLES_OF_IMPRECISE = 10
 # Power limits act after some ten milliseconds. A burst is the time before, at least three steps.
-_BURST_MS, _BURST_STEPS = 30.0, 3
+_BURST_MS, _MIN_BURST_STEPS = 30.0, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,44 +104,46 @@ def step_columns(record: Record) -> StepColumns:
     Raises:
         ValueError: ranks have different sample counts.
     """
-    # The step times of the point for each repeat, and the step times of each rank.
     measurements = record.measurements
-    first_rank = measurements[0].repetitions
-    repeats: list[list[float]] = []
-    for index in range(len(first_rank)):
-        by_rank = [m.repetitions[index].timed.step_ns for m in measurements]
-        repeats.append((stats.step_series(by_rank) / NS_PER_MS).tolist())
-    ranks: list[list[float]] = []
+    repetitions_of_rank_0 = measurements[0].repetitions
+    # Step times of the point for each repeat.
+    repeats_ms: list[list[float]] = []
+    for repeat in range(len(repetitions_of_rank_0)):
+        ranks_ns = [m.repetitions[repeat].timed.step_ns for m in measurements]
+        repeats_ms.append((stats.step_series(ranks_ns) / NS_PER_MS).tolist())
+    # Step times of each rank, over all repeats.
+    ranks_ms: list[list[float]] = []
     for measurement in measurements:
-        ranks.append([ns / NS_PER_MS for ns in measurement.step_ns])
-    summary = stats.summarize(list(chain(*repeats)))
-    interval = stats.median_interval(repeats)
+        ranks_ms.append([ns / NS_PER_MS for ns in measurement.step_ns])
+    summary = stats.summarize(list(chain(*repeats_ms)))
+    interval = stats.median_interval(repeats_ms)
     settled = [repetition.settled for m in measurements for repetition in m.repetitions]
-    # The first step of a script is part of its set-up, so its cold steps are unknown.
-    is_cold_known = record.point.workload != SCRIPT
-    builds = [m.repetitions[0] for m in measurements if is_cold_known]
-    first_ns = [ns for build in builds for ns in build.warmup.step_ns[:1]]
-    # The first warm-up step after compilation, on each rank that compiled.
-    compiled_ns: list[int] = []
-    for build in builds:
+    # The first step of a script is part of its set-up, so its cold start is unknown.
+    has_cold_start = record.point.workload != SCRIPT
+    first_builds = [m.repetitions[0] for m in measurements] if has_cold_start else []
+    first_steps_ns: list[int] = []
+    compiled_steps_ns: list[int] = []
+    for build in first_builds:
+        warmup_ns = build.warmup.step_ns
+        first_steps_ns += warmup_ns[:1]
         if build.compiling_steps:
-            compiled_ns += build.warmup.step_ns[build.compiling_steps :][:1]
+            compiled_steps_ns += warmup_ns[build.compiling_steps :][:1]
     are_new = [m.is_of_new_process for m in measurements]
-    inner = {repetition.inner_iterations for repetition in first_rank}
+    inner_iterations = {repetition.inner_iterations for repetition in repetitions_of_rank_0}
     return StepColumns(
-        repeats=len(repeats),
-        warmup_iterations=sum(len(repetition.warmup.step_ns) for repetition in first_rank),
-        iterations=sum(map(len, repeats)),
-        inner_iterations=inner.pop() if len(inner) == 1 else None,
+        repeats=len(repeats_ms),
+        warmup_iterations=sum(len(build.warmup.step_ns) for build in repetitions_of_rank_0),
+        iterations=sum(map(len, repeats_ms)),
+        inner_iterations=inner_iterations.pop() if len(inner_iterations) == 1 else None,
         step_ms_mean=mean_step_ms(record),
         **{f"step_ms_{name}": value for name, value in asdict(summary).items()},
         step_ms_ci_low=interval.low if interval else None,
         step_ms_ci_high=interval.high if interval else None,
-        skew_ms_p50=stats.median_skew(ranks) if len(ranks) > 1 else None,
+        skew_ms_p50=stats.median_skew(ranks_ms) if len(ranks_ms) > 1 else None,
         stable=False if False in settled else None if None in settled else True,
-        first_step_ms=max(first_ns) / NS_PER_MS if first_ns else None,
-        compiled_step_ms=max(compiled_ns) / NS_PER_MS if compiled_ns else None,
-        new_processes=None if not is_cold_known or None in are_new else all(are_new),
+        first_step_ms=max(first_steps_ns) / NS_PER_MS if first_steps_ns else None,
+        compiled_step_ms=max(compiled_steps_ns) / NS_PER_MS if compiled_steps_ns else None,
+        new_processes=None if not has_cold_start or None in are_new else all(are_new),
         data_ms=data_wait_ms(measurements),
     )
 
@@ -151,38 +154,44 @@ def typical_step_ms(record: Record) -> float:
 
 
 def mean_step_ms(record: Record) -> float:
-    """Return the mean step in ms of the rank where it is longest; rates use it."""
+    """Return the mean step in ms of the rank with the longest mean step; rates use it."""
     return max(fmean(m.step_ns) for m in record.measurements) / NS_PER_MS
 
 
 def data_wait_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median over iterations of the longest wait for data, in ms; None if untimed."""
-    waits_ns = []
+    """Return the median over iterations of the longest wait for data, in ms.
+
+    None if no rank timed its waits.
+    """
+    waits_by_rank_ns = []
     for measurement in measurements:
         timed = [repetition.timed for repetition in measurement.repetitions]
         if any("data" in samples.part_ns for samples in timed):
-            rank_ns: list[int] = []
+            waits_ns: list[int] = []
             for samples in timed:
-                rank_ns += samples.part_ns.get("data", (0,) * len(samples.step_ns))
-            waits_ns.append(rank_ns)
-    return stats.summarize(stats.per_iteration_max(waits_ns)).p50 / NS_PER_MS if waits_ns else None
+                waits_ns += samples.part_ns.get("data", (0,) * len(samples.step_ns))
+            waits_by_rank_ns.append(waits_ns)
+    if not waits_by_rank_ns:
+        return None
+    return stats.summarize(stats.per_iteration_max(waits_by_rank_ns)).p50 / NS_PER_MS
 
 
 def half_interval(row: StepColumns) -> float | None:
-    """Return half of the 95 % interval of the step time, as a share of it; None if unknown."""
-    step_ms, low, high = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
-    return None if not step_ms or low is None or high is None else (high - low) / 2 / step_ms
+    """Return half the width of the 95 % interval of the median step / the median step.
+
+    None if unknown.
+    """
+    step_ms, low_ms, high_ms = row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high
+    if not step_ms or low_ms is None or high_ms is None:
+        return None
+    return (high_ms - low_ms) / 2 / step_ms
 
 
 def is_imprecise(row: StepColumns) -> bool:
-    """Return whether `half_interval` exceeds WIDEST_INTERVAL.
-
-    Predictions omit such a point, reports mark it. False with fewer than ten samples, whose
-    interval is always wide.
-    """
+    """Return whether ten or more samples left the step time known to ±10 % or worse."""
     half_width = half_interval(row)
-    is_enough = row.iterations is None or row.iterations >= _ENOUGH_SAMPLES
-    return is_enough and half_width is not None and half_width > WIDEST_INTERVAL
+    has_samples = row.iterations is None or row.iterations >= _MIN_SAMPLES_OF_IMPRECISE
+    return has_samples and half_width is not None and half_width > WIDEST_INTERVAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +281,6 @@ class RateColumns:
 def rate_columns(record: Record, step_ms: float) -> RateColumns:
     """Return the rates of a record; unknown rates are None.
 
-    MFU refers to the lowest peak of its devices. Burst is None for points with a batch.
-
     Args:
         step_ms: mean step.
     """
@@ -287,10 +294,11 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
     model_flops = combine_ranks("max", [m.model_flops_per_step for m in measurements])
     achieved_tflops = _rate(flops, step_s, FLOP_PER_TFLOP)
     gemm_tflops = combine_ranks("min", [m.gemm_tflops for m in measurements])
+    # Only points without a batch, such as matrix products, have a burst.
     burst_ms = _burst_ms(measurements) if record.point.batch_size is None else None
-    # The peak of the slowest model. It is unknown on CPUs, and if the peak of one model is unknown.
-    models = [device.name for device in record.devices if device.kind == "cuda"]
-    peaks = [dense_peak_tflops(model, record.point.precision) for model in models]
+    # MFU refers to the lowest peak of the devices, if the peaks of all devices are known.
+    names = [device.name for device in record.devices if device.kind == "cuda"]
+    peaks = [dense_peak_tflops(name, record.point.precision) for name in names]
     peak = min(filter(None, peaks), default=None) if all(peaks) else None
     return RateColumns(
         throughput=_rate(items or None, step_s),
@@ -307,17 +315,20 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
 
 
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median step of the slowest rank in the first 30 ms of the warm-up, in ms."""
-    medians = []
+    """Return the median step of the slowest rank in the first 30 ms of the warm-up, in ms.
+
+    None if the warm-up of a rank is shorter than three steps and a cold start.
+    """
+    medians_ms = []
     for measurement in measurements:
         # The first step is a cold start, so it is left out.
         steps_ms = [ns / NS_PER_MS for ns in measurement.repetitions[0].warmup.step_ns[1:]]
-        count = sum(end_ms <= _BURST_MS for end_ms in accumulate(steps_ms))
-        burst_ms = steps_ms[: max(_BURST_STEPS, count)]
-        if len(burst_ms) < _BURST_STEPS:
+        steps_in_burst = sum(end_ms <= _BURST_MS for end_ms in accumulate(steps_ms))
+        burst_steps_ms = steps_ms[: max(_MIN_BURST_STEPS, steps_in_burst)]
+        if len(burst_steps_ms) < _MIN_BURST_STEPS:
             return None
-        medians.append(statistics.median(burst_ms))
-    return max(medians)
+        medians_ms.append(statistics.median(burst_steps_ms))
+    return max(medians_ms)
 
 
 def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:
@@ -331,11 +342,11 @@ def _percent(part: float | None, whole: float | None) -> float | None:
 def relate_to_step(
     over_step: OverStep | None, value: float | None, *, typical_ms: float, mean_ms: float
 ) -> float | None:
-    """Return a metric from the value of one step; None for a division by zero.
+    """Return a metric of the point from its value per step; None for a division by zero.
 
     Args:
-        over_step: ms_each: median step / value. per_second: value / mean step in s. seconds: value
-            * mean step in s. None: the value itself.
+        over_step: how the value relates to the step. ms_each: median step in ms / value.
+            per_second: value / mean step in s. seconds: value * mean step in s. None: unchanged.
         typical_ms: median step.
         mean_ms: mean step.
     """
@@ -377,20 +388,23 @@ class ConditionColumns:
 
 
 def condition_columns(measurements: Sequence[Measurement]) -> ConditionColumns:
-    """Return the conditions of all ranks; the clock is None if a rank does not know its clock."""
-    marks = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
-    is_known = any(marks)
-    reasons = dict.fromkeys(reason for m in measurements for reason in m.throttle_reasons)
+    """Return the conditions of all ranks; the clock is None unless all ranks know their clock."""
+    # Flags of each repetition; empty if clocks were not sampled.
+    throttled = [repetition.timed.throttled for m in measurements for repetition in m.repetitions]
+    has_flags = any(throttled)
+    reasons = dict.fromkeys(chain(*(m.throttle_reasons for m in measurements)))
     clocks = [statistics.median(m.sm_clocks_mhz) for m in measurements if m.sm_clocks_mhz]
+    transports = set(chain(*(m.transports for m in measurements)))
+    nccl_choices = dict.fromkeys(chain(*(m.nccl_choices for m in measurements)))
+    attention_kernels = set(chain(*(m.attention_kernels for m in measurements)))
     return ConditionColumns(
-        throttled=any(map(any, marks)) if is_known else None,
-        throttle_reasons=tuple(reasons) if is_known else None,
+        throttled=any(map(any, throttled)) if has_flags else None,
+        throttle_reasons=tuple(reasons) if has_flags else None,
         # The slowest device sets the pace.
         sm_clock_mhz_p50=min(clocks) if clocks and len(clocks) == len(measurements) else None,
-        transports=tuple(sorted({way for m in measurements for way in m.transports})) or None,
-        nccl_choices=tuple(dict.fromkeys(c for m in measurements for c in m.nccl_choices)) or None,
-        attention_kernels=tuple(sorted({k for m in measurements for k in m.attention_kernels}))
-        or None,
+        transports=tuple(sorted(transports)) or None,
+        nccl_choices=tuple(nccl_choices) or None,
+        attention_kernels=tuple(sorted(attention_kernels)) or None,
     )
 
 
@@ -457,14 +471,14 @@ class MemoryColumns:
 
 
 def memory_columns(record: Record) -> MemoryColumns:
-    """Return the parts of the peak memory; None unless every rank has a breakdown."""
-    broken_down = [m.breakdown for m in record.measurements if m.breakdown is not None]
-    peaks = [b.peak for b in broken_down if b.peak is not None]
-    if not peaks or len(broken_down) < len(record.measurements):
+    """Return the parts of the largest peak memory; None unless every rank has a breakdown."""
+    breakdowns = [m.breakdown for m in record.measurements if m.breakdown is not None]
+    peaks = [b.peak for b in breakdowns if b.peak is not None]
+    if not peaks or len(breakdowns) < len(record.measurements):
         return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes)
-    parts = max(map(asdict, peaks), key=lambda peak: sum(peak.values()))
-    named = {f"mem_{name}": value for name, value in parts.items()}
-    return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **named)
+    largest_peak = max(map(asdict, peaks), key=lambda peak: sum(peak.values()))
+    columns = {f"mem_{part}": part_bytes for part, part_bytes in largest_peak.items()}
+    return MemoryColumns(mem_estimate_bytes=record.mem_estimate_bytes, **columns)
 
 
 def dense_peak_tflops(device_name: str, precision: str) -> float | None:
@@ -483,35 +497,41 @@ def memory_peak_gb_s(device_name: str) -> float | None:
 
 
 def nvlink_peak_gb_s(device_name: str) -> float | None:
-    """Return the datasheet's bandwidth of all NVLinks in one direction, in GB/s, or None."""
-    both_ways = _datasheet(device_name).nvlink_gb_s
-    return None if both_ways is None else both_ways / 2
+    """Return the datasheet's bandwidth of all NVLinks in one direction, in GB/s.
+
+    None if unknown.
+    """
+    both_directions = _datasheet(device_name).nvlink_gb_s
+    return None if both_directions is None else both_directions / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Datasheet:
     """The peaks of one device model."""
 
-    # Precision -> dense TFLOP/s.
+    # Dense peak rate in TFLOP/s by precision.
     tflops: Mapping[str, float] = field(default_factory=dict)
     memory_gb_s: float | None = None
+    # All NVLinks, both directions.
     nvlink_gb_s: float | None = None
 
 
 def _datasheet(device_name: str) -> _Datasheet:
+    """Return the datasheet of a device; an empty datasheet if the device is unknown."""
     # Drivers before 460 omit the manufacturer.
     return _datasheets().get(device_name.removeprefix("NVIDIA "), _Datasheet())
 
 
 @cache
 def _datasheets() -> Mapping[str, _Datasheet]:
-    """Return device model, without the manufacturer -> datasheet."""
+    """Return the datasheets by device model, without the manufacturer."""
     text = resources.files("raybench.results").joinpath("peaks.yaml").read_text("utf-8")
-    sheets = {}
-    for row in YAML(typ="safe", pure=True).load(text):
-        for name, gb_s in row["memory_gb_s"].items():
-            nvlink_gb_s = row.get("nvlink_gb_s", {}).get(name)
-            sheets[name] = _Datasheet(
-                tflops=row["tflops"], memory_gb_s=gb_s, nvlink_gb_s=nvlink_gb_s
+    datasheets = {}
+    for chip in YAML(typ="safe", pure=True).load(text):
+        for model, memory_gb_s in chip["memory_gb_s"].items():
+            datasheets[model] = _Datasheet(
+                tflops=chip["tflops"],
+                memory_gb_s=memory_gb_s,
+                nvlink_gb_s=chip.get("nvlink_gb_s", {}).get(model),
             )
-    return sheets
+    return datasheets

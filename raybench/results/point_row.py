@@ -17,8 +17,8 @@ from raybench.results.breakdown import PartColumns
 from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumns, StepColumns
 from raybench.stats.outliers import confirmed_excess_ms, stands_out
 
-# The parts are measured in other steps than the step time, so they may exceed it slightly.
-_MOST_PARTS = 1.10
+# The parts and the step time come from different steps, so the parts may exceed it by 10 %.
+_MAX_PARTS = 1.10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class AttemptKey:
 
 
 def _setting_column(name: str) -> Column:
+    """Return the column of a setting of the job."""
     about = RUN_SETTINGS[name].about
     return Column(about.unit, about.column)
 
@@ -125,7 +126,7 @@ class PointRow(
 ):
     """A row of `points`: an attempt at a point, or the mean of its rounds.
 
-    None: unknown, or inapplicable.
+    A value is None if it is unknown or inapplicable.
     """
 
     workload_metrics: Annotated[
@@ -146,39 +147,37 @@ class PointRow(
 
 
 def step_of_parts(row: PointRow) -> float | None:
-    """Return the step in ms that the parts add up to: the median step of their round."""
+    """Return the median step in ms of the round whose parts the row has; None if unknown."""
     return row.step_ms_p50 if row.parts_step_ms is None else row.parts_step_ms
 
 
 def is_of_first_round(row: PointRow) -> bool:
-    """Return whether the parts are from one round, and the step is the mean of several rounds."""
+    """Return whether the parts are of the first round, but the step is the mean of all rounds."""
     return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
 
 
 def why_no_breakdown(row: PointRow) -> Doubt | None:
     """Return a doubt if the parts exceed the step by more than 10 %; else None.
 
-    Parts with this doubt must not be shown. Unknown parts count as 0.
+    Reports do not show parts with this doubt.
     """
     step_ms = step_of_parts(row)
-    # Add the parts that are sequential on the slowest rank. `wait_ms` belongs to other ranks. On a
-    # GPU the host waits for data while the device computes, so that time does not add up.
+    # Add the parts that are sequential on the slowest rank. A GPU computes while its host waits for
+    # data, so only a CPU adds that time.
     parts_ms = [row.compute_ms, row.optimizer_ms, row.host_gap_ms, row.comm_exposed_ms]
-    data_ms = row.data_ms if row.device_type == "cpu" else 0.0
-    sum_ms = sum(ms or 0.0 for ms in (*parts_ms, data_ms))
+    if row.device_type == "cpu":
+        parts_ms.append(row.data_ms)
+    sum_ms = sum(part_ms or 0.0 for part_ms in parts_ms)
     longest_ms = max(sum_ms, row.local_step_ms or 0.0, row.wait_ms or 0.0)
-    if not step_ms or longest_ms <= _MOST_PARTS * step_ms:
+    if not step_ms or longest_ms <= _MAX_PARTS * step_ms:
         return None
-    return Doubt(kind=DoubtKind.NO_BREAKDOWN, value=longest_ms / step_ms, limit=_MOST_PARTS)
+    return Doubt(kind=DoubtKind.NO_BREAKDOWN, value=longest_ms / step_ms, limit=_MAX_PARTS)
 
 
 def is_slowed_by_one_rank(row: PointRow) -> bool:
-    """Return whether one rank stands out by its local steps.
-
-    The result does not depend on `why_no_breakdown`.
-    """
-    excess_ms, step_ms = row.straggler_ms, step_of_parts(row)
-    if row.slowest_rank is None or excess_ms is None or not step_ms:
+    """Return whether one rank stands out by its steps without communication."""
+    step_ms = step_of_parts(row)
+    if row.slowest_rank is None or row.straggler_ms is None or not step_ms:
         return False
-    excess_ms = confirmed_excess_ms(excess_ms, row.unexplained_ms)
+    excess_ms = confirmed_excess_ms(row.straggler_ms, row.unexplained_ms)
     return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)

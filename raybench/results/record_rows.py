@@ -36,8 +36,8 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     """Return the row in `points` of an attempt; its metrics are None without measurements.
 
     Args:
-        measure: what the job asked for; a measurement that falls short of it gets a doubt.
-        code: what the workers had loaded; None if unknown.
+        measure: what the job asked for; a shorter measurement gets a doubt.
+        code: the code that the workers had loaded; None if unknown.
 
     Raises:
         ValueError: ranks have different numbers of steps, which is a bug of raybench.
@@ -47,23 +47,23 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
         name: point.settings.get(name) for name in (*RUN_SETTINGS, "scaling")
     }
     kind = devices[0].kind if devices else None
-    failed = devices[rank] if rank is not None and devices else None
+    failed_device = devices[rank] if rank is not None and devices else None
     row = PointRow(
-        **_keys_of(run_id, record),
+        **_attempt_key(run_id, record),
         round=record.round,
         control_of=record.control_of or None,
         status=record.status,
         error_type=record.error_type,
         error_message=record.error_message,
         error_rank=rank,
-        error_host=failed.host if failed else None,
-        error_device=f"{failed.kind}:{failed.index}" if failed else None,
+        error_host=failed_device.host if failed_device else None,
+        error_device=f"{failed_device.kind}:{failed_device.index}" if failed_device else None,
         error_detail=record.error_detail,
         hang=record.hang,
         started_at=record.started_at,
         duration_s=record.duration_s,
         workload=point.workload,
-        params={name: setting_text(v) for name, v in {**point.params, **point.env}.items()},
+        params={name: setting_text(value) for name, value in {**point.params, **point.env}.items()},
         env=dict(point.env),
         workload_sha256=code.workload_sha256 if code else None,
         raybench_sha256=code.raybench_sha256 if code else None,
@@ -88,8 +88,10 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
 def point_metrics(record: Record) -> dict[str, Any]:
     """Return the columns of `points` that follow from the measurements of an ok record.
 
-    Columns on shares are missing unless the point `is_uneven`. Raises ValueError as `point_row`
-    does.
+    Columns on shares are missing unless the point is uneven.
+
+    Raises:
+        ValueError: ranks have different numbers of steps, which is a bug of raybench.
     """
     shares = [m.share for m in record.measurements if m.share is not None]
     # Ranks without a share of an uneven step take no time, so they are left out.
@@ -122,11 +124,11 @@ def point_metrics(record: Record) -> dict[str, Any]:
     for subject in subjects:
         columns |= vars(subject)
     for column in columns_of(RankMetrics):
-        of_ranks = [getattr(m, column.name) for m in working]
-        columns[column.name] = combine_ranks(column.about.over_ranks or "max", of_ranks)
+        by_rank = [getattr(m, column.name) for m in working]
+        columns[column.name] = combine_ranks(column.about.over_ranks or "max", by_rank)
     # Devices without a share wait, and use energy too.
     columns["energy_j"] = combine_ranks("sum", [m.energy_j for m in record.measurements])
-    # The probes of an uneven step include the check of gradients.
+    # An uneven point checks its gradients while it probes the devices.
     if shares:
         columns["gradient_error"] = shares[0].gradient_error
     if shares and len(shares) == len(record.measurements):
@@ -147,7 +149,7 @@ def point_metrics(record: Record) -> dict[str, Any]:
     }
 
 
-def _keys_of(run_id: str, record: Record) -> dict[str, Any]:
+def _attempt_key(run_id: str, record: Record) -> dict[str, Any]:
     """Return the columns of `AttemptKey`."""
     return {"run_id": run_id, "point_id": record.point.point_id, "attempt": record.attempt}
 
@@ -155,37 +157,37 @@ def _keys_of(run_id: str, record: Record) -> dict[str, Any]:
 def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
     """Return the columns of `samples`: all iterations of all ranks; {} without measurements.
 
-    Ordered by rank, then by repeat, the warm-up first.
+    The rows are sorted by rank and repeat, with the warm-up first.
     """
-    keys = {**_keys_of(run_id, record), "round": record.round}
+    key = {**_attempt_key(run_id, record), "round": record.round}
     columns: dict[str, list[Any]] = {}
     for measurement in record.measurements:
         for repeat, repetition in enumerate(measurement.repetitions):
-            shared = {**keys, "rank": measurement.rank, "repeat": repeat}
+            constants = {**key, "rank": measurement.rank, "repeat": repeat}
             for is_warmup, samples in ((True, repetition.warmup), (False, repetition.timed)):
-                part = _iterations({**shared, "is_warmup": is_warmup}, samples)
-                for name, values in part.items():
+                columns_of_phase = _iterations({**constants, "is_warmup": is_warmup}, samples)
+                for name, values in columns_of_phase.items():
                     columns.setdefault(name, []).extend(values)
     return columns
 
 
-def _iterations(shared: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
-    """Return the columns of some iterations; `shared` has the values that are equal in all rows."""
-    count = len(samples.step_ns)
-    unknown = (None,) * count
+def _iterations(constants: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
+    """Return the columns of these iterations, with the same `constants` in each row."""
+    rows = len(samples.step_ns)
+    unknown = (None,) * rows
     # `data` has a column. Other named parts are a map in each row.
-    others = {storable(name): ns for name, ns in samples.part_ns.items() if name != "data"}
-    parts = [
-        dict(zip(others, row_ns, strict=True)) for row_ns in zip(*others.values(), strict=True)
-    ]
+    other_parts = {storable(name): ns for name, ns in samples.part_ns.items() if name != "data"}
+    other_parts_by_row = []
+    for row_ns in zip(*other_parts.values(), strict=True):
+        other_parts_by_row.append(dict(zip(other_parts, row_ns, strict=True)))
     return {
-        **{name: (value,) * count for name, value in shared.items()},
-        "iteration": range(count),
+        **{name: (value,) * rows for name, value in constants.items()},
+        "iteration": range(rows),
         "start_ns": samples.start_ns,
         "step_ns": samples.step_ns,
         "host_ns": samples.host_ns,
         "data_ns": samples.part_ns.get("data") or unknown,
-        "other_parts_ns": parts or unknown,
+        "other_parts_ns": other_parts_by_row or unknown,
         "throttled": samples.throttled or unknown,
     }
 
@@ -193,7 +195,7 @@ def _iterations(shared: Mapping[str, Any], samples: Samples) -> dict[str, Iterab
 def module_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
     """Return the rows of `modules`: one per profiled rank and module."""
     return [
-        {**_keys_of(run_id, record), "rank": measurement.rank, **to_row(module)}
+        {**_attempt_key(run_id, record), "rank": measurement.rank, **to_row(module)}
         for measurement in record.measurements
         for module in (measurement.profile.modules if measurement.profile else ())
     ]
@@ -203,7 +205,7 @@ def region_rows(run_id: str, record: Record) -> list[dict[str, Any]]:
     """Return the rows of `regions`: one per rank and region."""
     return [
         {
-            **_keys_of(run_id, record),
+            **_attempt_key(run_id, record),
             "rank": measurement.rank,
             "region": region.name,
             "calls": region.calls,

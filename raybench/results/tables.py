@@ -103,7 +103,10 @@ class RegionRow(AttemptKey):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRow:
-    """A point of a run, all its rounds in one row. None: unknown, or inapplicable."""
+    """A point of a run, all its rounds in one row.
+
+    A value is None if it is unknown or inapplicable.
+    """
 
     run_id: Annotated[str, Column("", "id of the run")]
     point_id: Annotated[str, Column("", "id of the point")]
@@ -147,21 +150,22 @@ class SummaryRow:
     error_message: Annotated[str | None, Column("", "why it is not ok")] = None
 
 
-_OF_RUN = TableColumn(name="run_id", kind="string", about=Column("", "run"), read=str, null=MISSING)
+# Columns of tables whose dataclasses do not know their run or rank.
+_RUN = TableColumn(name="run_id", kind="string", about=Column("", "run"), read=str, null=MISSING)
 _RANK = TableColumn(name="rank", kind="int64", about=Column("", "rank"), read=int, null=MISSING)
 TABLES: Mapping[str, tuple[TableColumn, ...]] = {
     "runs": columns_of(Run),
     "points": columns_of(PointRow),
     "summary": columns_of(SummaryRow),
     "samples": columns_of(SampleRow),
-    "devices": (_OF_RUN, *columns_of(Device)),
-    "telemetry": (_OF_RUN, *columns_of(DeviceSample)),
+    "devices": (_RUN, *columns_of(Device)),
+    "telemetry": (_RUN, *columns_of(DeviceSample)),
     "modules": (*columns_of(AttemptKey), _RANK, *columns_of(ModuleTime)),
     "regions": columns_of(RegionRow),
-    "health": (_OF_RUN, *columns_of(Finding)),
+    "health": (_RUN, *columns_of(Finding)),
 }
 # Tables whose rows belong to an attempt at a point.
-OF_POINTS = ("points", "samples", "modules", "regions")
+ATTEMPT_TABLES = ("points", "samples", "modules", "regions")
 
 
 def column_units(table: str) -> dict[str, str]:
@@ -172,16 +176,17 @@ def column_units(table: str) -> dict[str, str]:
 @cache
 def schema(table: str) -> pa.Schema:
     """Return the schema of a table; only its run_id and point_id are required."""
-    has_points = table in (*OF_POINTS, "summary")
+    has_points = table in (*ATTEMPT_TABLES, "summary")
     required = ("run_id", "point_id") if has_points else ("run_id",)
     return arrow_schema(table, TABLES[table], required)
 
 
 def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return rows, as `to_row` makes them, as an Arrow table.
+    """Return rows as an Arrow table of this kind.
 
-    A missing key becomes null, and an unknown key is ignored. Numbers are converted: 1.5 becomes 1
-    in a column of integers.
+    Args:
+        rows: values by column, such as `to_row` returns. A missing key becomes null, and an unknown
+            key is ignored. In a column of integers, 1.5 becomes 1.
 
     Raises:
         OverflowError: an integer has more than 64 bits.
@@ -189,17 +194,18 @@ def arrow_table(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """
     import pyarrow as pa
 
-    # Convert whole rows at once: Table.from_pylist would be slower, as it converts each column.
+    # Table.from_pylist would be slower, because it converts each column by itself.
     row_type = pa.struct(list(schema(table)))
     try:
         array = pa.array(rows, row_type)
     except UnicodeEncodeError:
+        # Lone surrogates are rare, so look for them only now.
         array = pa.array([storable(row) for row in rows], row_type)
     return pa.Table.from_arrays(array.flatten(), schema=schema(table))
 
 
 def storable(value: Any) -> Any:
-    """Return the value with its texts encodable as UTF-8; lone surrogates become `?`."""
+    """Return the value with all its texts encodable as UTF-8: lone surrogates become `?`."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):

@@ -2,10 +2,10 @@
 
 Samples are written before their point, so a point always has its samples. If the driver is killed
 in between, samples stay without a point until the run is resumed. A part holds one attempt, or
-several that ended while others were written.
+several attempts that ended while other attempts were written.
 
-Only compacted parts are synced to the disk: a power cut may leave the last parts empty. Readers
-name such a part; after removing it, `--resume` runs its point again.
+Only compacted parts are synced to the disk, so a power cut may leave the last parts empty. Readers
+name an empty part; after its removal, `--resume` runs its point again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from raybench.results.columns import (
     to_row,
     write_part,
 )
-from raybench.results.reader import LATEST, LOCK, LOGS, OF_RANK, read_run
+from raybench.results.reader import LATEST, LOCK, LOGS, RANK_FILE, read_run
 from raybench.results.record_rows import module_rows, point_row, region_rows, sample_columns
 from raybench.results.tables import TABLES, Run, SummaryRow, arrow_table, schema, storable
 
@@ -55,32 +55,30 @@ if TYPE_CHECKING:
 # A run_id is a folder name that cannot leave the results. All digits would be parsed as a number.
 _RUN_ID = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]*")
 # Temporary names of `replace_file`.
-_UNFINISHED = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")
-# A reader that tests the lock holds it for much less, so the lock is then held by a driver.
-_READERS_S = 1.0
+_TEMPORARY_NAME = re.compile(r"\..+\.(parquet|txt|gz)\.\d+")
+# A reader holds the lock for much less than a second while it tests the lock.
+_LOCK_TIMEOUT_S = 1.0
 # Tables whose folders each run has from its start.
-_WRITTEN = ("points", "samples", "devices", "runs")
+_TABLES_OF_EACH_RUN = ("points", "samples", "devices", "runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStore:
-    """Writes one run, which `create` makes; `hold_run` locks it.
+    """Writes the tables of one run, whose lock (`hold_run`) the caller holds.
 
-    Its methods raise ResultsError if they cannot write, or if the folder of the run is gone.
+    All methods raise ResultsError if they cannot write, or if the folder of the run is gone.
     """
 
     root: Path
     run_id: str
-    # What the job asks for; a point that falls short of it gets a doubt.
+    # What the job asks for; a shorter measurement gets a doubt.
     measure: Measure
-    # What the workers load; None: unknown.
+    # The code that the workers load; None: unknown.
     code: Code | None = None
 
     @classmethod
     def create(cls, root: Path, run: Run, measure: Measure, code: Code | None = None) -> RunStore:
         """Make the folders of a new run, write its row, and return its store.
-
-        The run must be held.
 
         Raises:
             ResultsError: the run exists, or its id is invalid.
@@ -89,15 +87,15 @@ class RunStore:
         store = cls(root=root, run_id=run.run_id, measure=measure, code=code)
         if store._folder("runs").joinpath("run.parquet").exists():
             raise ResultsError(f"{root}: run {run.run_id} is already there; choose another run_id")
-        for table in _WRITTEN:
+        for table in _TABLES_OF_EACH_RUN:
             with os_errors_in_one_line(store._folder(table)):
                 store._folder(table).mkdir(parents=True, exist_ok=True)
         store.write_run(run)
         return store
 
     def remove(self) -> None:
-        """Delete the folders that `create` makes, as far as possible."""
-        for table in _WRITTEN:
+        """Delete the folders that `create` makes; ignore errors."""
+        for table in _TABLES_OF_EACH_RUN:
             shutil.rmtree(self._folder(table), ignore_errors=True)
 
     def write_run(self, run: Run) -> None:
@@ -105,39 +103,40 @@ class RunStore:
         self._write("runs", "run", arrow_table("runs", [to_row(run)]))
 
     def write_devices(self, devices: Sequence[Device], part: str = "devices") -> None:
-        """Write devices; without devices, write nothing.
+        """Write devices; do nothing if there are none.
 
         Args:
             part: name of the file without `.parquet`; an existing part is replaced.
         """
-        self._write_of_run("devices", part, devices)
+        self._write_dataclasses("devices", part, devices)
 
     def write_health(self, findings: Sequence[Finding]) -> None:
         """Write the findings of a health check, replacing earlier findings."""
-        self._write_of_run("health", "health", findings)
+        self._write_dataclasses("health", "health", findings)
 
     def write_summary(self, rows: Sequence[SummaryRow]) -> None:
         """Write the summary of the run, replacing the earlier summary."""
-        self._write_of_run("summary", "summary", rows)
+        self._write_dataclasses("summary", "summary", rows)
 
     def write_records(self, batch: Sequence[tuple[int, Record]]) -> list[Record]:
-        """Write attempts with samples, profiles and logs; return their records in the same order.
+        """Write attempts with samples, profiles and logs; return the records as written.
 
-        A record that cannot be written becomes an error without measurements.
+        A record that cannot be converted is written as an error without measurements.
 
         Args:
-            batch: (index, record); the index is the position among all trials, and sorts parts.
+            batch: (index, record) of each attempt. The index is the position of its trial in the
+                run; names of parts begin with it.
         """
         import pyarrow as pa
 
         # Convert all records before writing, because samples without a row are useless.
-        made = []
+        converted = []
         for index, record in batch:
             try:
-                made.append((index, record, self._make_tables(record)))
+                converted.append((index, record, self._make_tables(record)))
             except Exception as error:
                 # The other records must be written whatever the error is.
-                unwritten = replace(
+                failed = replace(
                     record,
                     status=Status.ERROR,
                     measurements=(),
@@ -147,10 +146,10 @@ class RunStore:
                     f"{brief(error)}",
                     error_detail=traceback_of(error),
                 )
-                made.append((index, unwritten, self._make_tables(unwritten)))
+                converted.append((index, failed, self._make_tables(failed)))
         # Write traces and logs.
-        self._check_there()
-        for index, record, _ in made:
+        self._check_folder()
+        for index, record, _ in converted:
             name = _part_name([(index, record)])
             for measurement in record.measurements:
                 if profile := measurement.profile:
@@ -160,11 +159,11 @@ class RunStore:
                 if output:
                     log = self._folder(LOGS) / f"{name}-rank{rank}.txt"
                     replace_file(log, f"{output}\n".encode("utf-8", "replace"))
-        # Write the point last: its row means that everything else is there.
+        # Write the point last: its row means that the rows of all other tables are written.
         for table in ("samples", "modules", "regions", "points"):
-            if parts := [tables[table] for *_, tables in made if table in tables]:
-                self._write(table, _part_name(batch), pa.concat_tables(parts))
-        return [record for _, record, _ in made]
+            if rows := [tables[table] for *_, tables in converted if table in tables]:
+                self._write(table, _part_name(batch), pa.concat_tables(rows))
+        return [record for _, record, _ in converted]
 
     def _make_tables(self, record: Record) -> dict[str, pa.Table]:
         """Return the rows of a record by table, without empty tables."""
@@ -175,13 +174,13 @@ class RunStore:
             "regions": region_rows(self.run_id, record),
             "points": [to_row(point_row(self.run_id, record, self.measure, self.code))],
         }
-        made = {}
+        tables = {}
         for table, table_rows in rows.items():
             if table_rows:
-                made[table] = arrow_table(table, table_rows)
+                tables[table] = arrow_table(table, table_rows)
         if columns := sample_columns(self.run_id, record):
-            made["samples"] = pa.table(columns, schema("samples"))
-        return made
+            tables["samples"] = pa.table(columns, schema("samples"))
+        return tables
 
     def write_telemetry(
         self, batch: Sequence[tuple[int, Record]], samples: Sequence[DeviceSample]
@@ -189,21 +188,22 @@ class RunStore:
         """Write the samples of devices that were taken until these attempts ended.
 
         Args:
-            batch: as in `write_records`; its first attempt names the part.
+            batch: (index, record) of each attempt; the first attempt names the part.
         """
         import pyarrow as pa
 
-        if samples:
-            # Convert by column: thousands of devices have many samples.
-            columns: dict[str, list[Any]] = {}
-            for name in DeviceSample.__dataclass_fields__:
-                columns[name] = [getattr(sample, name) for sample in samples]
-            # Convert each distinct text once: these columns repeat few texts many times.
-            for name in ("node_id", "uuid", "throttle_reasons"):
-                texts = {value: storable(value) for value in set(columns[name])}
-                columns[name] = [texts[value] for value in columns[name]]
-            columns["run_id"] = [self.run_id] * len(samples)
-            self._write("telemetry", _part_name(batch), pa.table(columns, schema("telemetry")))
+        if not samples:
+            return
+        # Convert by column, because thousands of devices have many samples.
+        columns: dict[str, list[Any]] = {}
+        for name in DeviceSample.__dataclass_fields__:
+            columns[name] = [getattr(sample, name) for sample in samples]
+        # Convert each distinct text once, because these columns repeat few texts many times.
+        for name in ("node_id", "uuid", "throttle_reasons"):
+            storable_values = {value: storable(value) for value in set(columns[name])}
+            columns[name] = [storable_values[value] for value in columns[name]]
+        columns["run_id"] = [self.run_id] * len(samples)
+        self._write("telemetry", _part_name(batch), pa.table(columns, schema("telemetry")))
 
     @property
     def traces(self) -> Path:
@@ -213,17 +213,17 @@ class RunStore:
     def _folder(self, table: str) -> Path:
         return self.root.joinpath(table, self.run_id)
 
-    def _write_of_run(self, table: str, part: str, records: Sequence[Any]) -> None:
-        """Write dataclasses as rows with run_id as their first column."""
+    def _write_dataclasses(self, table: str, part: str, records: Sequence[Any]) -> None:
+        """Write dataclasses as rows, with the run_id added; do nothing if there are none."""
         if records:
             rows = [{"run_id": self.run_id, **to_row(record)} for record in records]
             self._write(table, part, arrow_table(table, rows))
 
-    def _write(self, table: str, part: str, whole: pa.Table) -> None:
-        self._check_there()
-        write_part(self._folder(table) / f"{part}.parquet", table, whole)
+    def _write(self, table: str, part: str, rows: pa.Table) -> None:
+        self._check_folder()
+        write_part(self._folder(table) / f"{part}.parquet", table, rows)
 
-    def _check_there(self) -> None:
+    def _check_folder(self) -> None:
         """Raise ResultsError if the folder of the run is gone."""
         if not self._folder("runs").is_dir():
             raise ResultsError(
@@ -233,27 +233,27 @@ class RunStore:
 
 
 def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
-    """Return the name of a part: its first attempt, which is unique, and how many more."""
+    """Return the name of the part that holds these attempts."""
     index, first = batch[0]
-    return _name_together(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
+    return _name_of_several(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
 
 
-def _name_together(first: str, count: int) -> str:
-    """Return the name of a part with `count` attempts; `first` names the first attempt."""
-    return first if count == 1 else f"{first}-and-{count - 1}-more"
+def _name_of_several(first_attempt: str, attempts: int) -> str:
+    """Return the name of a part with so many attempts, by the name of the first attempt."""
+    return first_attempt if attempts == 1 else f"{first_attempt}-and-{attempts - 1}-more"
 
 
 @contextmanager
 def hold_run(root: Path, run_id: str) -> Iterator[None]:
-    """Hold the lock of a run inside the `with` block: only one driver may write it.
+    """Hold the lock of a run inside the `with` block, so that only one driver writes the run.
 
     Creates the folder of the run and the lock file; both stay. The system frees the lock when the
     process dies. On a file system without flock, a file `.driver.held` replaces the lock; after a
-    kill the user must remove it.
+    kill the user must remove this file.
 
     Raises:
-        ResultsError: the id is invalid, the run stays held for a second, a link leads out of
-            `root`, or the lock file cannot be created.
+        ResultsError: the id is invalid, another driver holds the lock, a link leads out of `root`,
+            or the lock file cannot be created.
     """
     _check_run_id(run_id)
     for table in (*TABLE_NAMES, "traces", LOGS):
@@ -267,8 +267,8 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
     with file:
-        deadline_s = time.monotonic() + _READERS_S
-        claim: AbstractContextManager[None] = nullcontext()
+        deadline_s = time.monotonic() + _LOCK_TIMEOUT_S
+        replacement_lock: AbstractContextManager[None] = nullcontext()
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -282,14 +282,14 @@ def hold_run(root: Path, run_id: str) -> Iterator[None]:
                 time.sleep(0.05)
             except OSError:
                 # The file system has no locks: NFS without its daemon, Lustre without `-o flock`.
-                claim = _claim_run(root, run_id)
+                replacement_lock = _hold_by_file(root, run_id)
                 break
-        with claim:
+        with replacement_lock:
             yield
 
 
 @contextmanager
-def _claim_run(root: Path, run_id: str) -> Iterator[None]:
+def _hold_by_file(root: Path, run_id: str) -> Iterator[None]:
     """Hold a run by a file that only one process can create."""
     path = root / "runs" / run_id / f"{LOCK}.held"
     holder = f"process {os.getpid()} on {socket.gethostname()}"
@@ -298,9 +298,9 @@ def _claim_run(root: Path, run_id: str) -> Iterator[None]:
             with path.open("x", encoding="utf-8") as file:
                 file.write(holder)
         except FileExistsError:
-            other = path.read_text(encoding="utf-8", errors="replace")
+            other_holder = quote(path.read_text(encoding="utf-8", errors="replace"))
             raise ResultsError(
-                f"{root}: run {run_id} is being written by {quote(other)}, and this file system "
+                f"{root}: run {run_id} is being written by {other_holder}, and this file system "
                 f"has no locks to tell whether that sweep has ended; if it has, remove {path}"
             ) from None
     try:
@@ -318,23 +318,23 @@ def _check_run_id(run_id: str) -> None:
 
 
 def check_writable(root: Path) -> None:
-    """Raise ResultsError if `root` cannot be written or created. Writes nothing."""
+    """Raise ResultsError if `root` is not writable and cannot be created; writes nothing."""
     with os_errors_in_one_line(root):
         paths = (root, *root.absolute().parents)
-        nearest = next(path for path in paths if path.is_symlink() or path.exists())
-        if not nearest.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is not a folder")
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, f"no permission to write to {nearest}")
+        nearest_existing = next(path for path in paths if path.is_symlink() or path.exists())
+        if not nearest_existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest_existing} is not a folder")
+        if not os.access(nearest_existing, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"no permission to write to {nearest_existing}")
 
 
 def clear_leftovers(root: Path, run_id: str) -> None:
     """Delete unfinished files, and samples, traces and logs of attempts without a row in `points`.
 
-    The run must be held.
+    The caller must hold the run (`hold_run`).
 
     Raises:
-        ResultsError: its folder in `points` is missing, or files cannot be read or deleted.
+        ResultsError: the run's folder in `points` is missing, or files cannot be read or deleted.
     """
     points = root / "points" / run_id
     # Without this folder, all attempts would lack a row.
@@ -344,30 +344,31 @@ def clear_leftovers(root: Path, run_id: str) -> None:
         raise ResultsError(f"{points}: cannot be read, put it back: {error.strerror}") from error
     for folder in (*TABLES, "traces", LOGS):
         for path in (root / folder / run_id).glob(".*"):
-            if _UNFINISHED.fullmatch(path.name):
+            if _TEMPORARY_NAME.fullmatch(path.name):
                 delete_file(path)
-    # A part with a part of the same name in `points` is complete. Other parts are doubtful: their
-    # attempts have no row, or a row in a compacted part.
+    # A part with a part of the same name in `points` is complete. The attempts of other files have
+    # no row, or a row in a compacted part.
     point_parts = {path.name for path in parts_of(root, "points", run_id)}
-    doubtful: dict[Path, frozenset[tuple[str, int]]] = {}
+    attempts_of_file: dict[Path, frozenset[tuple[str, int]]] = {}
     for table in ("samples", "modules", "regions"):
         for path in parts_of(root, table, run_id):
             if path.name not in point_parts:
-                doubtful[path] = attempts_in([path], table)
+                attempts_of_file[path] = attempts_in([path], table)
     for folder in ("traces", LOGS):
         for path in (root / folder / run_id).glob("*-*-*-rank*"):
-            if (name := OF_RANK.fullmatch(path.name)) and path.is_file():
-                doubtful[path] = frozenset({(name[2], int(name[3]))})
-    if doubtful:
-        with_row = attempts_in(parts_of(root, "points", run_id), "points")
-        for path, attempts in doubtful.items():
-            if not attempts & with_row:
-                delete_file(path)
+            if (match := RANK_FILE.fullmatch(path.name)) and path.is_file():
+                attempts_of_file[path] = frozenset({(match[2], int(match[3]))})
+    if not attempts_of_file:
+        return
+    attempts_with_row = attempts_in(parts_of(root, "points", run_id), "points")
+    for path, attempts in attempts_of_file.items():
+        if attempts.isdisjoint(attempts_with_row):
+            delete_file(path)
 
 
 # Tables whose parts are named after attempts. `points` must be merged last, because readers find
-# the rows of other tables by its rows.
-_BY_ATTEMPT = ("samples", "modules", "regions", "telemetry", "points")
+# the rows of other tables by the rows of `points`.
+_TABLES_BY_ATTEMPT = ("samples", "modules", "regions", "telemetry", "points")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,15 +384,15 @@ class Compaction:
 def compact_run(root: Path, run_id: str) -> Compaction:
     """Merge the parts of a run into one per table, with the same rows in the same order.
 
-    Clears leftovers first, and holds the run. If the process is killed, raybench still reads each
-    row once, and the next `compact` cleans up; pandas sees duplicate rows until then.
+    Leftovers are cleared first. If the process is killed, raybench still reads each row once, but
+    pandas sees duplicate rows until the next `compact`.
 
     Args:
         run_id: whole id.
 
     Raises:
-        ResultsError: the run is missing, running or held, or its parts are damaged, newer or cannot
-            be written.
+        ResultsError: the run is missing or running, another process holds its lock, or its parts
+            are damaged, of a newer raybench, or cannot be written.
     """
     if read_run(root, run_id).status is RunStatus.RUNNING:
         raise ResultsError(f"{root}: run {run_id} is still running; compact it when it has ended")
@@ -401,11 +402,11 @@ def compact_run(root: Path, run_id: str) -> Compaction:
         if points := parts_of(root, "points", run_id):
             name = points[0].stem
             if len(points) > 1:
-                count = len(attempts_in(points, "points"))
-                name = _name_together(name.partition("-and-")[0], count)
-            for table in _BY_ATTEMPT:
-                _merge(table, parts_of(root, table, run_id), name)
-        _merge("devices", parts_of(root, "devices", run_id), "devices")
+                attempts = len(attempts_in(points, "points"))
+                name = _name_of_several(name.partition("-and-")[0], attempts)
+            for table in _TABLES_BY_ATTEMPT:
+                _merge_parts(table, parts_of(root, table, run_id), name)
+        _merge_parts("devices", parts_of(root, "devices", run_id), "devices")
         after = _part_sizes(root, run_id)
     return Compaction(
         parts_before=len(before),
@@ -422,31 +423,32 @@ def _part_sizes(root: Path, run_id: str) -> list[int]:
 def compact_points(root: Path, run_id: str) -> None:
     """Merge the parts of `points`, so that a report reads them four times faster.
 
-    Parts of other tables stay: they may not fit into memory. The run must be held and have points.
+    Parts of other tables stay, because they may not fit into memory. The caller must hold the run
+    (`hold_run`), and the run must have points.
 
     Raises:
         ResultsError: parts cannot be read, written or deleted.
     """
     parts = parts_of(root, "points", run_id)
-    whole = read_parts(parts, "points", schema("points"))
-    first = parts[0].stem.partition("-and-")[0]
-    _put_together("points", parts, whole, _name_together(first, whole.num_rows))
+    rows = read_parts(parts, "points", schema("points"))
+    first_attempt = parts[0].stem.partition("-and-")[0]
+    _replace_parts("points", parts, rows, _name_of_several(first_attempt, rows.num_rows))
 
 
-def _merge(table: str, parts: Sequence[Path], name: str) -> None:
+def _merge_parts(table: str, parts: Sequence[Path], name: str) -> None:
     """Merge these parts into a part of this name; a single part stays."""
     if len(parts) > 1:
-        _put_together(table, parts, read_parts(parts, table, schema(table)), name)
+        _replace_parts(table, parts, read_parts(parts, table, schema(table)), name)
 
 
-def _put_together(table: str, parts: Sequence[Path], whole: pa.Table, name: str) -> None:
-    """Replace `parts` by one part that holds `whole`."""
+def _replace_parts(table: str, parts: Sequence[Path], rows: pa.Table, name: str) -> None:
+    """Replace `parts` by one part of this name that holds `rows`."""
     path = parts[0].with_name(f"{name}.parquet")
-    others = [part for part in parts if part != path]
-    merged = {MERGED: "/".join(part.name for part in others).encode()}
-    write_part(path, table, whole.replace_schema_metadata(schema(table).metadata | merged))
-    # fsync first: a power cut would otherwise lose the rows of all parts.
+    replaced = [part for part in parts if part != path]
+    merged = {MERGED: "/".join(part.name for part in replaced).encode()}
+    write_part(path, table, rows.replace_schema_metadata(schema(table).metadata | merged))
+    # fsync before the deletion, because a power cut would otherwise lose the rows of all parts.
     with os_errors_in_one_line(path), path.open("rb") as file:
         os.fsync(file.fileno())
-    for part in others:
+    for part in replaced:
         delete_file(part)

@@ -262,7 +262,7 @@ class Scatter:
         return float(stdtr(self.degrees, -size / error))
 
     def detectable(self, share: float, level: float) -> float:
-        """Return the true difference that a one-sided test finds with a power of 95 %, as a logarithm.
+        """Return the difference of logarithms that a one-sided test finds with a power of 95 %.
 
         Args:
             share: variance of the difference / variance of one start; 2 for two single starts.

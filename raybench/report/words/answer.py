@@ -1,4 +1,4 @@
-"""What a run answers, in words: one function for each kind of `raybench.analysis.answer.Found`."""
+"""What a run answers, in words: one function for each kind of `raybench.analysis.answer.Conclusion`."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from raybench.records.doubts import (
 )
 from raybench.records.measurement import Breakdown
 from raybench.records.status import Status
-from raybench.results.breakdown import beyond_local_step
+from raybench.results.breakdown import split_rest
 
 
 def test_weak_scaling_compares_equal_batches_per_device():
@@ -248,7 +248,7 @@ def test_serial_fraction_refers_to_a_single_device():
 def row(step_ms, *local_ms, comm_ms=100.0, **parts):
     """A point on GPUs of which each rank's own step is known, and takes its device all the time."""
     slowest = max(local_ms, default=None)
-    exposed_ms, _ = beyond_local_step(
+    exposed_ms, _ = split_rest(
         step_ms - max(local_ms),
         comm_ms,
         has_peers=len(local_ms) > 1,
