@@ -37,38 +37,39 @@ class DoubtGroup:
     # Number of points that have the doubt; for DRIFT the number of controls.
     count: int
     worst: Doubt
-    # The point with the worst doubt; None for controls.
+    # The point with the worst doubt; None for DRIFT.
     row: ScaledRow | None
-    # All subjects, for kinds that are `is_one_for_all`.
+    # All subjects, if the kind merges all subjects (`is_one_for_all`).
     subjects: tuple[str, ...] = ()
 
 
 def merge_doubts(rows: Iterable[ScaledRow]) -> tuple[DoubtGroup, ...]:
     """Merge the doubts of points by kind and subject, the most harmful and frequent first.
 
-    Kinds that are `is_one_for_all` are merged over all subjects.
+    Some kinds (`is_one_for_all`) are merged over all subjects.
     """
-    members: dict[tuple[DoubtKind, str], list[tuple[Doubt, ScaledRow]]] = {}
+    doubts_by_group: dict[tuple[DoubtKind, str], list[tuple[Doubt, ScaledRow]]] = {}
     for row in rows:
         for doubt in _shown_doubts(row):
             subject = "" if doubt.kind.is_one_for_all else doubt.subject
-            members.setdefault((doubt.kind, subject), []).append((doubt, row))
+            doubts_by_group.setdefault((doubt.kind, subject), []).append((doubt, row))
     groups = []
-    for (kind, _), doubts in members.items():
-        worst, row = max(doubts, key=lambda pair: pair[0].excess)
+    for (kind, _), doubts in doubts_by_group.items():
+        worst, row_of_worst = max(doubts, key=lambda pair: pair[0].excess)
         subjects = dict.fromkeys(doubt.subject for doubt, _ in doubts)
         groups.append(
             DoubtGroup(
-                count=len({of_point.point_id for _, of_point in doubts}),
+                count=len({row.point_id for _, row in doubts}),
                 worst=worst,
-                row=row,
+                row=row_of_worst,
                 subjects=tuple(subjects) if kind.is_one_for_all else (),
             )
         )
-    return tuple(sorted(groups, key=_harm_order))
+    return tuple(sorted(groups, key=_most_harmful_first))
 
 
-def _harm_order(group: DoubtGroup) -> tuple[int, int]:
+def _most_harmful_first(group: DoubtGroup) -> tuple[int, int]:
+    # Kinds with a smaller `harm` are more harmful.
     return group.worst.kind.harm, -group.count
 
 
@@ -90,11 +91,12 @@ def _shown_doubts(row: ScaledRow) -> Iterator[Doubt]:
 
 def doubts_of_run(rows: Iterable[ScaledRow], trials: Trials) -> tuple[DoubtGroup, ...]:
     """Return the doubts about a run and its points, the most harmful first."""
-    return tuple(sorted([*_drifts(trials), *merge_doubts(rows)], key=_harm_order))
+    groups = [*_drift_of_controls(trials), *merge_doubts(rows)]
+    return tuple(sorted(groups, key=_most_harmful_first))
 
 
-def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
-    """Return a doubt about the controls that drifted, if any; its subject is the worst control."""
+def _drift_of_controls(trials: Trials) -> Sequence[DoubtGroup]:
+    """Return one doubt about all controls that drifted; [] if no control drifted."""
     drifts = list(trials.drifts())
     if not drifts:
         return []
@@ -108,12 +110,15 @@ def _drifts(trials: Trials) -> Sequence[DoubtGroup]:
     return [DoubtGroup(count=len(drifts), worst=worst, row=None)]
 
 
-# If so large a share of points has these doubts, no time of the run is reliable.
-_BUSY = (DoubtKind.BUSY_CORES, DoubtKind.NOT_ALONE)
-_MOST_BUSY = 0.5
+# Doubts that other work ran beside a point.
+_OTHER_WORK = (DoubtKind.BUSY_CORES, DoubtKind.NOT_ALONE)
+# If half of the points have such a doubt, no time of the run is reliable.
+_BUSY_SHARE = 0.5
 
 
 def busy_group(groups: Iterable[DoubtGroup], points: int) -> DoubtGroup | None:
-    """Return the doubt that other work ran beside at least half of the points, if there is one."""
-    busy = (group for group in groups if group.worst.kind in _BUSY)
-    return next((group for group in busy if group.count >= _MOST_BUSY * points), None)
+    """Return the doubt that other work ran beside at least half of the points; None without it."""
+    for group in groups:
+        if group.worst.kind in _OTHER_WORK and group.count >= _BUSY_SHARE * points:
+            return group
+    return None

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 SCALING, SUMMARY = "scaling", "summary"
 _TABLES = (*TABLES, SCALING)
-_PANDAS = {"int64": "Int64", "bool": "boolean", "string": "string", "double": "float64"}
+# pandas types that allow nulls, by Arrow type.
+_PANDAS_TYPES = {"int64": "Int64", "bool": "boolean", "string": "string", "double": "float64"}
+# Columns of `scaling` from the table `points`, and derived columns.
 _FROM_POINTS = (
     *("run_id", "point_id", "attempt", "status", "workload", "params", "scaling"),
     *(*EXECUTION, "world_size", "batch_size", "global_batch_size", "grad_accumulation"),
@@ -90,8 +92,8 @@ def load(
         frame = stored.to_pandas(maps_as_pydicts="strict", types_mapper=types.get)
     else:
         folder, run_id = reader.find_run(root, run_id) if run_id else (Path(root), None)
-        frame = (_scaling if table == SCALING else _summary)(folder, run_id)
-    return _with_columns(frame) if params == "columns" else frame
+        frame = _scaling(folder, run_id) if table == SCALING else _summary(folder, run_id)
+    return _with_param_columns(frame) if params == "columns" else frame
 
 
 def units(table: str) -> dict[str, str]:
@@ -101,22 +103,22 @@ def units(table: str) -> dict[str, str]:
     >>> raybench.units("points")["step_ms_p50"]
     'ms'
 
-    Columns `params.NAME` and `metrics.NAME` are missing.
+    The columns `params.NAME` and `metrics.NAME` are left out.
 
     Args:
-        table: as in `load`.
+        table: a table that `load` returns.
 
     Raises:
         KeyError: there is no such table.
     """
     if table != SCALING:
         return tables.column_units(table)
-    of_points = tables.column_units("points")
-    return {name: of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
+    units_of_points = tables.column_units("points")
+    return {name: units_of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
-    """Return run_id -> rows of the table `points`."""
+    """Return the rows of the table `points` by run_id."""
     by_run: dict[str, list[PointRow]] = {}
     for row in point_rows(reader.load_table(root, "points", run_id)):
         by_run.setdefault(row.run_id, []).append(row)
@@ -129,21 +131,29 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 
     baselines = reader.baselines(root, run_id)
     records = []
-    for name, points in _points_by_run(root, run_id).items():
+    for id_of_points, points in _points_by_run(root, run_id).items():
         # A run without a row in `runs` is left out, because its baseline is unknown.
-        rows = scaling(points, baselines[name]) if name in baselines else []
-        # Series -> id of its first baseline point.
-        ids = {row.series: row.point_id for row in reversed(rows) if row.is_baseline}
+        if id_of_points not in baselines:
+            continue
+        rows = scaling(points, baselines[id_of_points])
+        # Id of the first baseline point of each series.
+        baseline_ids: dict[Any, str] = {}
+        for row in rows:
+            if row.is_baseline:
+                baseline_ids.setdefault(row.series, row.point_id)
         for row in rows:
             derived = {
-                "baseline_point_id": ids.get(row.series),
+                "baseline_point_id": baseline_ids.get(row.series),
                 "why_not": row.why and row.why.kind,
                 "why_no_losses": row.why_no_losses and row.why_no_losses.reason,
             }
             records.append({**vars(row), **derived})
     frame = pd.DataFrame(records, columns=[*_FROM_POINTS, *_DERIVED])
     kinds = {column.name: column.kind for column in TABLES["points"]}
-    types = {name: _PANDAS.get(kinds.get(name, "double"), "object") for name in frame.columns}
+    types = {}
+    for name in frame.columns:
+        # Derived columns are doubles, but for three texts.
+        types[name] = _PANDAS_TYPES.get(kinds.get(name, "double"), "object")
     texts = ("baseline_point_id", "why_no_losses", "why_not")
     return frame.astype(types | dict.fromkeys(texts, "string"))
 
@@ -152,26 +162,27 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
     """Return the derived table `summary`, of one run or of all runs, without health checks."""
     import pandas as pd
 
-    all_runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
-    runs = [run for run in all_runs if not run.is_health_check]
+    runs = reader.read_runs(root) if run_id is None else [reader.read_run(root, run_id)]
     points = _points_by_run(root, run_id)
-    rows = [row for run in runs for row in summary_rows(run, points.get(run.run_id, []))]
-    names = [column.name for column in TABLES[SUMMARY]]
-    frame = pd.DataFrame([to_row(row) for row in rows], columns=names)
-    frame = frame.astype(
-        {column.name: _PANDAS.get(column.kind, "object") for column in TABLES[SUMMARY]}
-    )
+    rows = []
+    for run in runs:
+        if not run.is_health_check:
+            rows += [to_row(row) for row in summary_rows(run, points.get(run.run_id, []))]
+    columns = TABLES[SUMMARY]
+    types = {column.name: _PANDAS_TYPES.get(column.kind, "object") for column in columns}
+    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    # Replace each column of JSON objects by a typed column for each of their keys.
     for kind in ("params", "metrics"):
-        maps = [json.loads(text) for text in frame.pop(f"{kind}_json")]
+        objects = [json.loads(text) for text in frame.pop(f"{kind}_json")]
         arrays = {}
-        for name in dict.fromkeys(chain(*maps)):
-            # Make an array of each column: a frame would turn integers with nulls into floats.
-            arrays[name] = pd.array([values.get(name) for values in maps])
+        for name in dict.fromkeys(chain(*objects)):
+            # Make an array of each column, because a frame turns integers with nulls into floats.
+            arrays[name] = pd.array([values.get(name) for values in objects])
         frame = frame.join(pd.DataFrame(arrays, frame.index).add_prefix(f"{kind}."))
     return frame
 
 
-def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_param_columns(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame with a typed column for each parameter in place of `params`."""
     import pandas as pd
 
@@ -179,13 +190,14 @@ def _with_columns(frame: pd.DataFrame) -> pd.DataFrame:
     columns: dict[str, Any] = {}
     for name in sorted(map(str, params.columns)):
         texts = params[name]
-        not_null = texts.dropna()
+        known_texts = texts.dropna()
         numbers = pd.to_numeric(texts, errors="coerce")
-        if not_null.isin(["true", "false"]).all():
+        if known_texts.isin(["true", "false"]).all():
             columns[f"params.{name}"] = (texts == "true").astype("boolean").mask(texts.isna())
-        elif not_null.str.fullmatch(r"[+-]?\d{1,18}").all():
+        # An integer of 18 digits always fits into 64 bits.
+        elif known_texts.str.fullmatch(r"[+-]?\d{1,18}").all():
             columns[f"params.{name}"] = numbers.astype("Int64")
         else:
-            is_number = not numbers[texts.notna()].isna().any()
-            columns[f"params.{name}"] = numbers.astype("float64") if is_number else texts
+            are_numbers = not numbers[texts.notna()].isna().any()
+            columns[f"params.{name}"] = numbers.astype("float64") if are_numbers else texts
     return pd.concat([frame.drop(columns="params"), pd.DataFrame(columns, frame.index)], axis=1)

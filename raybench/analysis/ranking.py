@@ -46,11 +46,13 @@ def is_speed(metric: Metric) -> bool:
 
 
 def relative_half_width(low: float | None, value: float | None, high: float | None) -> float | None:
-    """Return half of an interval, relative to the value.
+    """Return half the width of an interval / the value.
 
     None if a number is missing, or the value is 0.
     """
-    return None if low is None or high is None or not value else (high - low) / 2 / value
+    if low is None or high is None or not value:
+        return None
+    return (high - low) / 2 / value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +61,18 @@ class Candidate:
 
     # Compared settings that the point uses (`used_settings`).
     settings: Mapping[str, Any]
+    # Value of the metric.
     value: float
     # 95 % interval of the value over the rounds of the run; None if unknown.
     low: float | None
     high: float | None
-    # The value is the same in each start.
+    # Whether the value is the same in each start, such as memory.
     is_exact: bool
     row: ScaledRow
 
     @property
     def half_width(self) -> float | None:
-        """Half of the interval, relative to the value; None if unknown."""
+        """Half the width of the interval / the value; None if unknown."""
         return relative_half_width(self.low, self.value, self.high)
 
     @property
@@ -80,7 +83,7 @@ class Candidate:
     def may_equal(self, other: Candidate) -> bool:
         """Return whether the intervals overlap; without intervals, whether values are equal."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
-            # One interval alone decides nothing, so such points may be equal.
+            # If only one of the points has an interval, they may be equal.
             return self.value == other.value or self.is_sure != other.is_sure
         return self.low <= other.high and other.low <= self.high
 
@@ -128,7 +131,10 @@ class RankedCase:
 
     @property
     def gain(self) -> float:
-        """How many times as good the best point is as the second; infinite beside a value of 0."""
+        """How many times as good the best point is as the second best.
+
+        Infinite if the worse value is 0.
+        """
         best, second = self.ranked[0].value, self.ranked[1].value
         if best == second:
             return 1.0
@@ -156,19 +162,19 @@ class NothingMeasured:
 class OverCases:
     """Which settings win most cases."""
 
-    # The case that these settings win by the largest gain. If no case is decided: of all cases, the
-    # case with the largest gain.
+    # A case whose best point has these settings.
     case: RankedCase
     # Number of cases that these settings win; 0 if no case is decided.
     wins: int
-    # Number of cases with several points, and how many such cases have no clear winner.
+    # Number of cases with several points.
     cases: int
+    # Number of cases with several points, but without a clear winner.
     undecided: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """The points of each case by a metric."""
+    """The points of each case, ranked by a metric."""
 
     kind: ClassVar = "ranking"
     metric: Metric
@@ -176,7 +182,7 @@ class Ranking:
     cases: tuple[RankedCase, ...]
     # None unless several cases have several points.
     over_cases: OverCases | None
-    # Points to show as numbers, the best value first.
+    # Points whose values the report shows as large figures, the best value first.
     figures: tuple[tuple[RankedCase, Candidate], ...]
 
     @property
@@ -189,7 +195,7 @@ class Ranking:
     @property
     def asks_for_rounds(self) -> bool:
         """Whether more rounds are needed to decide."""
-        # If settings win most cases, the sentence names these settings.
+        # A winner of most cases is an answer, although some cases are undecided.
         if self.over_cases and self.over_cases.wins:
             return False
         return any(case.verdict is RankingVerdict.UNDECIDED for case in self.described_cases)
@@ -204,46 +210,53 @@ class Ranking:
 class Values:
     """Values of points that do not compete.
 
-    Only the largest size of messages and arrays counts, and only all_reduce of the collectives.
+    `figures`, `least` and `most` cover only the largest messages or arrays, and only all_reduce if
+    the run has this collective.
     """
 
     kind: ClassVar = "values"
     asks_for_rounds: ClassVar = False
     metric: Metric
     highest_is_best: bool
+    # All cases, with one point each.
     cases: tuple[RankedCase, ...]
+    # Points whose values the report shows as large figures, the best value first.
     figures: tuple[tuple[RankedCase, Candidate], ...]
-    # The cases with the lowest and the highest value.
+    # The case with the lowest value.
     least: RankedCase
+    # The case with the highest value.
     most: RankedCase
-    # The sizes of messages or arrays in bytes, ascending.
+    # All sizes of messages or arrays in bytes, ascending.
     sizes: tuple[int, ...]
+    # Whether the run has other collectives besides all_reduce.
     is_all_reduce_of_several: bool
-    # Step of the smallest message on as many ranks as `most` has; None unless sizes differ.
+    # Step of the smallest message, with the world size of `most`; None unless bus bandwidths of
+    # several sizes were measured.
     smallest_step_ms: float | None
 
     @property
     def has_interval(self) -> bool:
         """Whether a sentence on the values has an interval."""
         # If the lowest value is the best, a sentence on several cases gives a range.
-        is_range = len(self.cases) > 1 and not self.highest_is_best
-        described = (self.most, self.least) if is_range else (self.most,)
+        has_range = len(self.cases) > 1 and not self.highest_is_best
+        described = (self.most, self.least) if has_range else (self.most,)
         return any(case.best.half_width is not None for case in described)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfDatasheet:
-    """Share of the datasheet's peak that a point reaches."""
+    """The share of the datasheet's peak that a point reaches."""
 
-    # Peak memory bandwidth; None for another metric.
+    # Peak memory bandwidth; None if the share is of the peak TFLOP/s.
     memory_peak_gb_s: float | None
     share: float
 
 
 def with_declaration(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
-    """Return a workload's own metric with the unit and `over_step` that its class declares.
+    """Return a metric that a workload declares with its unit and `over_step`.
 
-    The tables store only the heading of such a metric. Other metrics are returned as they are.
+    The tables lack both, so they are read from the class of the workload. Other metrics are
+    returned unchanged.
     """
     if metric is None or is_column(metric):
         return metric
@@ -275,15 +288,14 @@ def make_cases(
     """
     if metric is None:
         return ()
-    groups: dict[tuple[Any, ...], list[Candidate]] = {}
     # Memory is the same in each start, so it needs no interval.
     is_exact = metric.format == "gib"
-    half_widths_by_point = {} if is_exact else _half_widths(data, metric)
+    log_half_widths = {} if is_exact else _log_half_widths(data, metric)
+    candidates_by_case: dict[tuple[Any, ...], list[Candidate]] = {}
     for row in data.ok_rows:
         if (value := value_of(row, metric)) is None:
             continue
-        # A logarithm, so the ends of the interval are factors.
-        half_width = half_widths_by_point.get(row.point_id)
+        half_width = log_half_widths.get(row.point_id)
         candidate = Candidate(
             settings=used_settings(row, compared),
             value=float(value),
@@ -292,76 +304,83 @@ def make_cases(
             is_exact=is_exact,
             row=row,
         )
-        key = tuple(setting_order(setting_of(row, name)) for name in case_settings)
-        groups.setdefault(key, []).append(candidate)
+        case = tuple(setting_order(setting_of(row, name)) for name in case_settings)
+        candidates_by_case.setdefault(case, []).append(candidate)
     cases = []
-    for key in sorted(groups):
-        ranked = sorted(groups[key], key=lambda point: point.value, reverse=highest_is_best)
-        settings = known_settings(groups[key][0].row, case_settings)
+    for case in sorted(candidates_by_case):
+        candidates = candidates_by_case[case]
+        ranked = sorted(candidates, key=lambda point: point.value, reverse=highest_is_best)
+        settings = known_settings(candidates[0].row, case_settings)
         cases.append(
             RankedCase(settings=settings, ranked=tuple(ranked), highest_is_best=highest_is_best)
         )
     return tuple(cases)
 
 
-def _half_widths(data: RunData, metric: Metric) -> dict[str, float]:
-    """Return point_id -> half of the 95 % interval of a metric over the rounds, as a logarithm."""
+def _log_half_widths(data: RunData, metric: Metric) -> dict[str, float]:
+    """Return half the width of each point's 95 % interval over the rounds, as a logarithm."""
 
-    def number(row: PointRow) -> float | None:
-        if metric.name == "samples_per_joule":  # a single round has no such column
+    def value_of_round(row: PointRow) -> float | None:
+        # A round has no column for this metric.
+        if metric.name == "samples_per_joule":
             return samples_per_joule([row])
         value = value_of(row, metric)
         return float(value) if isinstance(value, int | float) else None
 
-    measured = [(row, data.trials.logs(row, number)) for row in data.rows]
-    return {row.point_id: half_width for row, half_width in half_widths(measured)}
+    logs_of_rows = [(row, data.trials.logs(row, value_of_round)) for row in data.rows]
+    return {row.point_id: half_width for row, half_width in half_widths(logs_of_rows)}
 
 
 def rounds_to_decide(row: ScaledRow) -> int:
-    """Return how many rounds to ask for: 3, or twice as many as a point with 3 rounds has."""
+    """Return how many rounds should decide: 3, or twice as many as the point has."""
     return WORTHWHILE if row.rounds < WORTHWHILE else 2 * row.rounds
 
 
 def rank(
     metric: Metric | None, cases: tuple[RankedCase, ...]
 ) -> Ranking | Values | NothingMeasured:
-    """Return the best point of each case; the values, if no case has two points."""
+    """Return the ranking of the cases, or only their values if no case has two points."""
     if metric is None or not cases:
         return NothingMeasured()
     contested = [case for case in cases if len(case.ranked) > 1]
     if not contested:
         return _values(metric, cases)
-    shown = [(case, case.best) for case in contested]
+    # Show all points of a single case, or else the best point of each case.
+    figures = [(case, case.best) for case in contested]
     if len(cases) == 1:
-        shown = [(cases[0], candidate) for candidate in cases[0].ranked]
+        figures = [(cases[0], candidate) for candidate in cases[0].ranked]
     return Ranking(
         metric=metric,
         highest_is_best=cases[0].highest_is_best,
         cases=cases,
         over_cases=_over_cases(contested) if len(contested) > 1 else None,
-        figures=_best_first(shown),
+        figures=_best_first(figures),
     )
 
 
 def _best_first(
     figures: Sequence[tuple[RankedCase, Candidate]],
 ) -> tuple[tuple[RankedCase, Candidate], ...]:
-    """Return these points of cases, the best value first."""
+    """Sort points of cases, the best value first."""
     highest_is_best = figures[0][0].highest_is_best
     return tuple(sorted(figures, key=lambda figure: figure[1].value, reverse=highest_is_best))
 
 
 def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
     """Return the values of cases that have one point each."""
-    reduces, largest = _largest_messages(cases)
-    # Append the first case again: it becomes `most` if all values are equal.
+    # Only all_reduce counts, if the run has this collective.
+    reduces = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
+    counted = reduces or list(cases)
+    largest_size = max(size_of(case.best.row) for case in counted)
+    largest = [case for case in counted if size_of(case.best.row) == largest_size]
+    # Append the first case again, so that it becomes `most` if all values are equal.
     least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
     sizes = sorted({size_of(case.best.row) for case in cases} - {0})
-    smallest_ms = 0.0
+    smallest_step_ms = 0.0
     if metric.name == "busbw_gb_s" and len(sizes) > 1:
-        smallest = [case.best.row for case in reduces if size_of(case.best.row) == sizes[0]]
+        smallest = [case.best.row for case in counted if size_of(case.best.row) == sizes[0]]
         same_world = [row for row in smallest if row.world_size == most.best.row.world_size]
-        smallest_ms = min((row.step_ms_p50 or 0.0 for row in same_world), default=0.0)
+        smallest_step_ms = min((row.step_ms_p50 or 0.0 for row in same_world), default=0.0)
     return Values(
         metric=metric,
         highest_is_best=cases[0].highest_is_best,
@@ -370,14 +389,14 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
         least=least,
         most=most,
         sizes=tuple(sizes),
-        is_all_reduce_of_several=len(reduces) < len(cases),
-        smallest_step_ms=smallest_ms or None,
+        is_all_reduce_of_several=len(counted) < len(cases),
+        smallest_step_ms=smallest_step_ms or None,
     )
 
 
 def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
-    """Return which settings are the best most often, and where they gain most."""
-    # If no case has several rounds, take all cases: the settings are then the best in this run.
+    """Return which settings win most cases."""
+    # If no case has several rounds, the cases only show what was best in this run.
     sure = [case for case in contested if case.best.is_sure] or contested
     decided = [case for case in sure if not case.rivals]
     undecided = len(contested) - len(decided)
@@ -390,26 +409,18 @@ def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
 
     wins = Counter(map(winner, decided))
 
-    def order(case: RankedCase) -> tuple[int, float]:
+    def most_wins(case: RankedCase) -> tuple[int, float]:
         # Tie-breaker: the highest value; if the lowest value is the best, the largest gain.
         return wins[winner(case)], case.best.value if case.highest_is_best else case.gain
 
-    case = max(decided, key=order)
+    case = max(decided, key=most_wins)
     return OverCases(case=case, wins=wins[winner(case)], cases=len(contested), undecided=undecided)
-
-
-def _largest_messages(cases: Sequence[RankedCase]) -> tuple[list[RankedCase], list[RankedCase]]:
-    """Return the cases of all_reduce, or else all cases, and the largest messages among them."""
-    reduces = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
-    reduces = reduces or list(cases)
-    largest = max(size_of(case.best.row) for case in reduces)
-    return reduces, [case for case in reduces if size_of(case.best.row) == largest]
 
 
 def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:
     """Return the share of the datasheet's peak; None if the peak or the value is unknown.
 
-    Only TFLOP/s and memory bandwidth have a peak; None for other metrics, too.
+    Only TFLOP/s and memory bandwidth have a peak.
     """
     if metric.name == "memory_gb_s":
         peak_gb_s = memory_peak_gb_s(str(row.device_name))

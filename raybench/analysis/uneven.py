@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from raybench.analysis.rows import EXECUTION, ScaledRow, batch_column, setting_of
@@ -21,25 +22,27 @@ from raybench.stats.shares import fast_devices
 
 @dataclass(frozen=True, kw_only=True)
 class RankOfStep:
-    """One rank's part of an uneven step."""
+    """The part of a rank in an uneven step."""
 
     rank: int
     items: int
-    # Wait for the slowest rank; None if unknown, or without a share of the work.
+    # Wait for the slowest rank; None if unknown, or if the rank has no items.
     wait_ms: float | None
-    # Measured speed of an emulated slow device over its full speed; None if not emulated.
+    # Measured speed of an emulated slow device / its full speed; None if not emulated.
     slow_ratio: float | None
-    # Whether the device is not slowed by emulation. If no device is emulated, the probes decide;
+    # Whether the device is not emulated as slow. If no device is emulated, the probes decide;
     # without probes all devices are fast.
     is_fast: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """A measured point: its throughput in samples/s, and its median step."""
+    """A measured point with a value of `shares`."""
 
     row: ScaledRow
+    # In samples/s.
     throughput: float
+    # Median step.
     step_ms: float
 
     @property
@@ -49,7 +52,7 @@ class Scenario:
 
     @property
     def half_width(self) -> float | None:
-        """Half of the 95 % interval, relative to the throughput; None for one round."""
+        """Half the width of the 95 % interval / the throughput; None for one round."""
         low, high = self.row.throughput_low, self.row.throughput_high
         return None if low is None or high is None else (high - low) / 2 / self.throughput
 
@@ -57,30 +60,37 @@ class Scenario:
     def ranks(self) -> tuple[RankOfStep, ...]:
         """The part of each rank, in rank order; empty if the shares are unknown."""
         row = self.row
-        items = row.share_by_rank or ()
-        ratios = row.slow_ratio_by_rank or (None,) * len(items)
-        are_fast: Sequence[bool] = [ratio is None for ratio in ratios]
+        shares = row.share_by_rank or ()
+        slow_ratios = row.slow_ratio_by_rank or (None,) * len(shares)
+        are_fast: Sequence[bool] = [ratio is None for ratio in slow_ratios]
         if all(are_fast) and (speeds := probe_speeds(row)):
             are_fast = fast_devices(speeds)
-        working = [rank for rank, share in enumerate(items) if share]
+        # Only ranks with items have a local step.
+        working = [rank for rank, items in enumerate(shares) if items]
         local_ms = dict(zip(working, row.local_step_ms_by_rank or (), strict=False))
-        last_ms = max(local_ms.values(), default=0.0)
-        return tuple(
-            RankOfStep(
-                rank=rank,
-                items=share,
-                wait_ms=last_ms - local_ms[rank] if rank in local_ms else None,
-                slow_ratio=ratios[rank],
-                is_fast=are_fast[rank],
+        longest_ms = max(local_ms.values(), default=0.0)
+        ranks = []
+        for rank, items in enumerate(shares):
+            ranks.append(
+                RankOfStep(
+                    rank=rank,
+                    items=items,
+                    wait_ms=longest_ms - local_ms[rank] if rank in local_ms else None,
+                    slow_ratio=slow_ratios[rank],
+                    is_fast=are_fast[rank],
+                )
             )
-            for rank, share in enumerate(items)
-        )
+        return tuple(ranks)
 
     @property
     def idle_share_of_fast(self) -> float | None:
-        """The mean wait of fast ranks with samples, as a share of the step; None if unknown."""
-        waits = [rank.wait_ms for rank in self.ranks if rank.is_fast and rank.wait_ms is not None]
-        return sum(waits) / len(waits) / (step_of_parts(self.row) or 1.0) if waits else None
+        """The mean wait of fast ranks with items / the step; None if unknown."""
+        waits_ms = [
+            rank.wait_ms for rank in self.ranks if rank.is_fast and rank.wait_ms is not None
+        ]
+        if not waits_ms:
+            return None
+        return sum(waits_ms) / len(waits_ms) / (step_of_parts(self.row) or 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +99,7 @@ class Gain:
 
     # 0.1 means 10 % more samples/s.
     gain: float
-    # Half of the 95 % interval; None if a scenario has a single round.
+    # Half the width of the 95 % interval; None if a scenario has a single round.
     half_width: float | None
 
 
@@ -106,7 +116,7 @@ def gain_over(scenario: Scenario, other: Scenario) -> Gain:
 class UnevenFleet:
     """Scenarios that differ in the shares alone."""
 
-    # Shares, as "by_speed" -> scenario.
+    # By their value of `shares`, such as "by_speed".
     scenarios: Mapping[str, Scenario]
 
     @cached_property
@@ -123,25 +133,27 @@ class UnevenFleet:
 
     @property
     def probe_ratio(self) -> float:
-        """The mean speed of slow devices divided by the mean speed of fast devices, by the probes.
+        """The mean speed of slow devices / the mean speed of fast devices, by the probes.
 
-        For emulated slow devices: their mean speed divided by their full speed. 1 if no device is
-        slow, or without probes.
+        For emulated slow devices: their mean speed / their full speed. 1 if no device is slow, or
+        without probes.
         """
         ratios = [rank.slow_ratio for rank in self._ranks if rank.slow_ratio is not None]
         if ratios:
-            return sum(ratios) / len(ratios)
-        by_scenario = (probe_speeds(scenario.row) for scenario in self.scenarios.values())
-        speeds = next(filter(None, by_scenario), [])
-        fast: list[float] = []
-        slow: list[float] = []
+            return fmean(ratios)
+        # Take the first scenario that has probes.
+        speeds_of_scenarios = (probe_speeds(scenario.row) for scenario in self.scenarios.values())
+        speeds = next(filter(None, speeds_of_scenarios), [])
+        fast, slow = [], []
         for speed, rank in zip(speeds, self._ranks, strict=False):
             (fast if rank.is_fast else slow).append(speed)
-        return (sum(slow) / len(slow)) / (sum(fast) / len(fast)) if slow and fast else 1.0
+        return fmean(slow) / fmean(fast) if slow and fast else 1.0
 
     @property
     def _ranks(self) -> Sequence[RankOfStep]:
-        return next((s.ranks for s in self.scenarios.values() if s.ranks), ())
+        """The ranks of the first scenario that knows its shares; empty if none does."""
+        ranks_of_scenarios = (scenario.ranks for scenario in self.scenarios.values())
+        return next(filter(None, ranks_of_scenarios), ())
 
     @cached_property
     def best(self) -> Scenario:
@@ -149,10 +161,11 @@ class UnevenFleet:
         return max(self.scenarios.values(), key=lambda scenario: scenario.throughput)
 
     def as_good(self) -> list[str]:
-        """Return shares that tie with the best: the gain is within its 95 % interval, or 0."""
+        """Return the shares that may be as good as the best shares."""
         ties = []
         for scenario in self.scenarios.values():
             gain = gain_over(self.best, scenario)
+            # A tie: 0 lies within the interval of the gain.
             if scenario is not self.best and abs(gain.gain) <= (gain.half_width or 0.0):
                 ties.append(scenario.shares)
         return ties
@@ -166,8 +179,8 @@ class UnevenFleet:
     def crossover_batch(self) -> float | None:
         """The global batch in samples above which by_speed should beat fast, by the probes.
 
-        0 if by_speed should beat fast at any batch. None if by_speed never wins, if all devices are
-        fast, or if the batch is unknown.
+        0 if by_speed should always win. None if by_speed should never win, if all devices are fast,
+        or without probes.
         """
         batches = (scenario.row.crossover_batch for scenario in self.scenarios.values())
         return next((batch for batch in batches if batch is not None), None)
@@ -182,13 +195,23 @@ def fleets(rows: Sequence[ScaledRow]) -> list[UnevenFleet]:
     Args:
         rows: rows of one run, as `scaling` returns them.
     """
-    groups: dict[tuple[Any, ...], dict[str, Scenario]] = {}
+    scenarios_by_fleet: dict[tuple[Any, ...], dict[str, Scenario]] = {}
     for row in rows:
         if row.status is not Status.OK or not row.throughput or not row.step_ms_p50:
             continue
-        names = ("workload", "world_size", "scaling", *EXECUTION, batch_column(row) or "status")
-        shared = tuple(str(setting_of(row, name)) for name in names if name != "shares")
-        group = groups.setdefault((*shared, *sorted(row.params.items())), {})
-        group[row.shares] = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
-    several = [UnevenFleet(scenarios=group) for group in groups.values() if len(group) > 1]
-    return sorted(several, key=lambda f: (f.first.world_size, f.slow_count, -f.first.slow_ratio))
+        names = ["workload", "world_size", "scaling", *EXECUTION]
+        if batch := batch_column(row):
+            names.append(batch)
+        settings = tuple(str(setting_of(row, name)) for name in names if name != "shares")
+        key = (*settings, *sorted(row.params.items()))
+        scenario = Scenario(row=row, throughput=row.throughput, step_ms=row.step_ms_p50)
+        scenarios_by_fleet.setdefault(key, {})[row.shares] = scenario
+    fleets_of_run = []
+    for scenarios in scenarios_by_fleet.values():
+        if len(scenarios) > 1:
+            fleets_of_run.append(UnevenFleet(scenarios=scenarios))
+
+    def order(fleet: UnevenFleet) -> tuple[int, int, float]:
+        return fleet.first.world_size, fleet.slow_count, -fleet.first.slow_ratio
+
+    return sorted(fleets_of_run, key=order)

@@ -1,4 +1,4 @@
-"""What a run answers, in words: one function for each kind of `raybench.analysis.answer.Conclusion`."""
+"""What a run answers, in words: one function for each kind of answer."""
 
 from __future__ import annotations
 
