@@ -35,12 +35,13 @@ from raybench.records.status import Status
 from raybench.results.metrics import dense_peak_tflops, memory_peak_gb_s
 from raybench.results.tables import Run
 
-# The least half width of a range, besides the noise of starts: a few devices of one batch may agree
-# better than devices of several batches.
-_FLOOR = 0.01
-# The least half width by a single device: healthy H200s of one host differ by up to 7 %.
-_ONE_DEVICE = 0.1
-# A device is compared in some 40 quantities: a healthy device would be outside of two 95 % ranges.
+# Lower bound of the half width of a range, without the noise of starts. A few devices of one batch
+# may agree better than devices of several batches.
+_MIN_HALF_WIDTH = 0.01
+# The same for a single device, because healthy H200s of one host differ by up to 7 %.
+_MIN_HALF_WIDTH_OF_ONE_DEVICE = 0.1
+# A device is compared in some 40 quantities, so a healthy device would be outside of two 95 %
+# ranges.
 _CONFIDENCE = 0.99
 # A range with a larger half width is not counted.
 NARROW = 0.1
@@ -48,8 +49,8 @@ NARROW = 0.1
 LARGER_THAN_CACHES = 2**28
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# Run -> devices -> values of starts. Devices are a UUID, A+B for devices that worked together, or
-# A/B for an unknown device of these.
+# The values of starts, by run_id and devices. Devices are a UUID, A+B for devices that worked
+# together, or A/B if either of them was used and it is not known which.
 Measured = dict[str, dict[str, Annotated[list[Positive], Field(min_length=1)]]]
 
 
@@ -58,40 +59,40 @@ class _Strict(BaseModel):
 
 
 class SourceRun(_Strict):
-    """A run that measured values; `software` has versions of torch, CUDA and the driver."""
+    """A run that measured values."""
 
     date: datetime.date
+    # Versions of torch, CUDA and the driver.
     software: dict[str, str]
 
 
 class Quantity(_Strict):
     """What a value measures."""
 
-    # Settings that define a point: workload, parameters, precision, world_size and others. A health
-    # check has the keys `test` and `where`. `where` is "device", "pair on a node", "pair of nodes",
-    # "4 on a node" or similar.
+    # Settings that define a point, as text: workload, parameters, precision, world_size and others.
+    # A health check has the keys `test` and `where`, such as "device" or "pair on a node".
     of: dict[str, str]
     # A column of `points`, or "value" of a health check.
     metric: str
     unit: str
-    # What connects the devices; "" if that does not matter.
+    # What connects the devices; "" if the connection does not matter.
     fabric: str = ""
 
     @cached_property
     def key(self) -> object:
-        """A hashable key of metric and settings.
+        """Metric and settings, hashable.
 
         Parameters of built-in workloads at their defaults are left out, so that new parameters
         change no key.
         """
-        defaults = _defaults(self.of.get("workload", ""))
-        given = ((name, text) for name, text in self.of.items() if defaults.get(name) != text)
-        return self.metric, *sorted(given)
+        defaults = _parameter_defaults(self.of.get("workload", ""))
+        changed = ((name, text) for name, text in self.of.items() if defaults.get(name) != text)
+        return self.metric, *sorted(changed)
 
 
 @cache
-def _defaults(workload: str) -> Mapping[str, str]:
-    """Return parameter -> default as text, of a built-in workload."""
+def _parameter_defaults(workload: str) -> Mapping[str, str]:
+    """Return the defaults of the parameters of a workload as text; {} unless it is built in."""
     if workload not in registry.BUILTIN:
         return {}
     defaults = {}
@@ -104,9 +105,10 @@ def _defaults(workload: str) -> Mapping[str, str]:
 class MeasuredValue(Quantity):
     """A value that a run measured."""
 
+    # Device model.
     model: str
     value: float
-    # UUIDs of the devices, as in `Measured`; "" if unknown.
+    # UUIDs of the devices, joined as in `Measured`; "" if unknown.
     devices: str
     # "" for a health check.
     point_id: str = ""
@@ -120,29 +122,33 @@ class Entry(Quantity):
     # 99 % prediction interval for one start of a new device, by `predict_range`.
     low: Positive
     high: Positive
+    # Number of measured devices.
     devices: int = Field(ge=1)
-    # The least number of hosts that the devices may be on.
+    # The smallest number of hosts that the devices may be on.
     hosts: int = Field(ge=1)
+    # Number of measured starts.
     starts: int = Field(ge=1)
+    # Number of days with a run.
     days: int = Field(ge=1)
+    # First and last month.
     dates: str
     # Where the range comes from, if its values are not known.
     source: str = ""
-    # The values that the range is computed from; empty if only the range is known.
+    # The values from which the range is computed; empty if only the range is known.
     measured: Measured = {}
 
     @property
     def observed(self) -> tuple[float, float]:
-        """The least and the largest value of a start; (low, high) if values are unknown."""
+        """The smallest and the largest value of a start; (low, high) if values are unknown."""
         values: list[float] = []
-        for of_run in self.measured.values():
-            for starts in of_run.values():
+        for starts_by_devices in self.measured.values():
+            for starts in starts_by_devices.values():
                 values += starts
         return (min(values), max(values)) if values else (self.low, self.high)
 
     @property
     def half_width(self) -> float:
-        """Half of the width of the range, relative to the value."""
+        """Half the width of the range / the value."""
         return (self.high - self.low) / 2 / self.value
 
     @property
@@ -153,23 +159,29 @@ class Entry(Quantity):
     @property
     def groups(self) -> int:
         """The number of groups of devices that were measured together."""
-        return len(_merge(_device_sets(self.measured))) or self.devices
+        return len(_join_overlapping(_device_sets(self.measured))) or self.devices
 
     @property
     def provenance(self) -> str:
         """Where the range comes from: `6 devices in 3 groups, 3 hosts, November 2026`."""
-        devices = f"{self.devices} device{'s' * (self.devices > 1)}"
+        devices = _counted(self.devices, "device")
         if self.groups < self.devices:
-            devices += f" in {self.groups} group{'s' * (self.groups > 1)}"
-        return f"{devices}, {self.hosts} host{'s' * (self.hosts > 1)}, {self.dates}"
+            devices += f" in {_counted(self.groups, 'group')}"
+        return f"{devices}, {_counted(self.hosts, 'host')}, {self.dates}"
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return `1 host`, `2 hosts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class ReferenceFile(_Strict):
     """The references of one device model."""
 
     model: str
+    # By run_id.
     runs: dict[str, SourceRun] = {}
-    # UUID -> host and index, as `alpha 3`.
+    # Host and index of each device by UUID, such as `alpha 3`.
     devices: dict[str, str] = {}
     quantities: list[Entry]
 
@@ -179,45 +191,45 @@ class ReferenceFile(_Strict):
         for entry in self.quantities:
             if not entry.low <= entry.value <= entry.high:
                 raise ValueError(f"must have low <= value <= high in {entry.metric} of {entry.of}")
-            for run, of_run in entry.measured.items():
-                if run not in self.runs or not _uuids("+".join(of_run)) <= set(self.devices):
-                    raise ValueError(f"must list the run and devices of {run} {' '.join(of_run)}")
+            for run_id, starts_by_devices in entry.measured.items():
+                uuids = _uuids("+".join(starts_by_devices))
+                if run_id not in self.runs or not uuids <= set(self.devices):
+                    names = " ".join(starts_by_devices)
+                    raise ValueError(f"must list the run and devices of {run_id} {names}")
         return self
 
 
 def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     """Return (value, low, high): geometric mean over devices, and 99 % prediction interval.
 
-    The interval is for one start of a new device. For the logarithms of n devices, it is
-    mean ± t(n-1) s sqrt(1 + 1/n) (G. J. Hahn, W. Q. Meeker, Statistical Intervals, 1991, section
-    4.7).
-
-    The mean of a device averages over its k starts, so the variance of these means contains only
-    1/k of the variance between starts. s² adds the lost part, (1 - mean(1/k)) times the variance
-    between starts (unweighted means: J. D. Thomas, R. A. Hultquist, Annals of Statistics 6(3),
-    1978). The least half width is 1 % (10 % for a single device) plus 2.58 standard deviations
-    between starts.
+    The interval is for one start of a new device: G. J. Hahn, W. Q. Meeker, Statistical Intervals,
+    1991, section 4.7.
 
     Args:
         devices: for each device the positive values of its starts.
     """
     from scipy.stats import norm, t
 
+    count = len(devices)
     logs = [np.log(starts) for starts in devices]
     means = np.array([starts.mean() for starts in logs])
     # Variance between starts of the same device.
-    freedom = sum(len(starts) - 1 for starts in logs)
+    degrees = sum(len(starts) - 1 for starts in logs)
     squares = sum(float(((starts - starts.mean()) ** 2).sum()) for starts in logs)
-    within = squares / max(freedom, 1)
-    # The least half width, and the half width by the scatter of devices.
-    upper, count = (1 + _CONFIDENCE) / 2, len(means)
-    noise = float(norm.ppf(upper)) * within**0.5
-    half = np.log1p(_ONE_DEVICE if count == 1 else _FLOOR) + noise
+    variance_of_starts = squares / max(degrees, 1)
+    # Lower bound of the half width.
+    quantile = (1 + _CONFIDENCE) / 2
+    min_half_width = _MIN_HALF_WIDTH_OF_ONE_DEVICE if count == 1 else _MIN_HALF_WIDTH
+    half_width = np.log1p(min_half_width) + float(norm.ppf(quantile)) * variance_of_starts**0.5
     if count > 1:
-        lost = within * (1 - np.mean([1 / len(starts) for starts in logs]))
-        variance = float(means.var(ddof=1)) + lost
-        half = max(half, t.ppf(upper, count - 1) * (variance * (1 + 1 / count)) ** 0.5)
-    ends = (means.mean(), means.mean() - half, means.mean() + half)
+        # The mean over k starts keeps only 1/k of the variance of starts, so add the lost part
+        # (unweighted means: J. D. Thomas, R. A. Hultquist, Annals of Statistics 6(3), 1978).
+        lost_share = 1 - np.mean([1 / len(starts) for starts in logs])
+        variance = float(means.var(ddof=1)) + variance_of_starts * lost_share
+        by_devices = t.ppf(quantile, count - 1) * (variance * (1 + 1 / count)) ** 0.5
+        half_width = max(half_width, by_devices)
+    mean = means.mean()
+    ends = (mean, mean - half_width, mean + half_width)
     value, low, high = (_rounded(float(np.exp(end))) for end in ends)
     return value, low, high
 
@@ -233,10 +245,10 @@ def reference_files(
     """Return the references of one run, a file for each device model.
 
     Args:
-        run: the run.
-        devices: its rows in the table `devices`.
-        measured: its positive values. Several values of the same quantity and devices are several
-            starts. Values of unknown devices are left out.
+        run: a row of the table `runs`.
+        devices: the rows of the run in the table `devices`.
+        measured: the positive values of the run. Several values of the same quantity and devices
+            are several starts. Values of unknown devices are left out.
     """
     versions, locations = dict(run.versions), {}
     for device in devices:
@@ -246,47 +258,47 @@ def reference_files(
     software = {name: versions[name] for name in ("torch", "cuda", "driver") if versions.get(name)}
     runs = {run.run_id: SourceRun(date=run.started_at.date(), software=software)}
     files: dict[str, ReferenceFile] = {}
-    # For each quantity of a model: its first value, and devices -> values of starts.
-    by_quantity: dict[tuple[object, ...], tuple[MeasuredValue, dict[str, list[float]]]] = {}
+    # For each quantity of a model: the first value, and the values of starts by devices.
+    quantities: dict[tuple[object, ...], tuple[MeasuredValue, dict[str, list[float]]]] = {}
     for value in measured:
         if value.devices:
-            _, values = by_quantity.setdefault((value.model, value.key, value.fabric), (value, {}))
-            values.setdefault(value.devices, []).append(_rounded(value.value))
-    for first, values in by_quantity.values():
+            key = (value.model, value.key, value.fabric)
+            _, starts_by_devices = quantities.setdefault(key, (value, {}))
+            starts_by_devices.setdefault(value.devices, []).append(_rounded(value.value))
+    for first, starts_by_devices in quantities.values():
         empty = ReferenceFile(model=first.model, runs=runs, devices=locations, quantities=[])
         file = files.setdefault(first.model, empty)
-        file.quantities.append(_make_entry(first, {run.run_id: values}, file))
+        file.quantities.append(_make_entry(first, {run.run_id: starts_by_devices}, file))
     return list(files.values())
 
 
 def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
     """Return one file per model, with ranges from the starts of all files.
 
-    Starts of the same run and devices count once, as in the last file. An entry without starts is
-    kept only if no file has starts of its quantity.
+    If several files have the same run and devices, the starts of the last file count. An entry
+    without starts is kept only if no file has starts of its quantity.
     """
-    by_model: dict[str, list[ReferenceFile]] = {}
+    files_by_model: dict[str, list[ReferenceFile]] = {}
     for file in files:
-        by_model.setdefault(file.model, []).append(file)
+        files_by_model.setdefault(file.model, []).append(file)
     pooled = []
-    for model, of_model in by_model.items():
+    for model, files_of_model in files_by_model.items():
         runs: dict[str, SourceRun] = {}
         devices: dict[str, str] = {}
-        # For each quantity: its last entry, and the starts of all entries.
-        by_quantity: dict[object, tuple[Entry, Measured]] = {}
-        for file in of_model:
+        # For each quantity: the last entry, and the starts of all entries.
+        quantities: dict[object, tuple[Entry, Measured]] = {}
+        for file in files_of_model:
             runs |= dict(sorted(file.runs.items()))
             devices |= file.devices
             for entry in file.quantities:
-                _, measured = by_quantity.get((entry.key, entry.fabric), (entry, {}))
-                for name, values in entry.measured.items():
-                    measured[name] = measured.get(name, {}) | values
-                by_quantity[entry.key, entry.fabric] = entry, measured
+                _, measured = quantities.get((entry.key, entry.fabric), (entry, {}))
+                for run_id, starts_by_devices in entry.measured.items():
+                    measured[run_id] = measured.get(run_id, {}) | starts_by_devices
+                quantities[entry.key, entry.fabric] = entry, measured
         empty = ReferenceFile(model=model, runs=runs, devices=devices, quantities=[])
-        entries = [
-            _make_entry(last, measured, empty) if measured else last
-            for last, measured in by_quantity.values()
-        ]
+        entries = []
+        for last_entry, measured in quantities.values():
+            entries.append(_make_entry(last_entry, measured, empty) if measured else last_entry)
         pooled.append(empty.model_copy(update={"quantities": entries}))
     return pooled
 
@@ -294,20 +306,20 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
 def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> Entry:
     """Return the entry of a quantity from its starts; `file` lists runs and devices."""
     # Starts that share a UUID may be of the same device, so they count as one group.
-    groups = _merge(_device_sets(measured))
-    values: list[list[float]] = [[] for _ in groups]
+    groups = _join_overlapping(_device_sets(measured))
+    starts_by_group: list[list[float]] = [[] for _ in groups]
     are_together = False
-    for of_run in measured.values():
-        for names, starts in of_run.items():
-            number = next(n for n, group in enumerate(groups) if group & _uuids(names))
-            values[number] += starts
-            are_together = are_together or "+" in names
-    value, low, high = predict_range(values)
+    for starts_by_devices in measured.values():
+        for devices, starts in starts_by_devices.items():
+            index = next(i for i, group in enumerate(groups) if group & _uuids(devices))
+            starts_by_group[index] += starts
+            are_together = are_together or "+" in devices
+    value, low, high = predict_range(starts_by_group)
     # Unless devices worked together, it is unknown which device of a group was used: count one.
     used: set[str] = set()
     for group in groups:
         used |= group if are_together else {min(group)}
-    dates = sorted({file.runs[name].date for name in measured})
+    dates = sorted({file.runs[run_id].date for run_id in measured})
     return Entry(
         of=quantity.of,
         metric=quantity.metric,
@@ -318,49 +330,55 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
         high=high,
         devices=len(used),
         hosts=_count_hosts(used, measured, file.devices),
-        starts=sum(map(len, values)),
+        starts=sum(map(len, starts_by_group)),
         days=len(dates),
         dates=" to ".join(dict.fromkeys(f"{day:%B %Y}" for day in (dates[0], dates[-1]))),
-        measured={name: dict(sorted(measured[name].items())) for name in sorted(measured)},
+        measured={run_id: dict(sorted(measured[run_id].items())) for run_id in sorted(measured)},
     )
 
 
 def _count_hosts(used: set[str], measured: Measured, locations: Mapping[str, str]) -> int:
-    """Return the least number of hosts that the devices are on.
+    """Return the smallest number of hosts that the devices may be on.
 
     Args:
         used: UUIDs of the devices.
-        locations: UUID -> host name and index.
+        locations: host name and index of each device by UUID.
     """
-    # Hosts may share a name. Devices with the same name and index are on different hosts, unless
-    # one run used them: these count as one host.
-    total = 0
-    for host in {locations[uuid].rpartition(" ")[0] for uuid in used}:
-        of_host = {uuid for uuid in used if locations[uuid].rpartition(" ")[0] == host}
-        same_index = Counter(locations[uuid] for uuid in of_host)
-        runs = [_uuids("+".join(of_run)) & of_host for of_run in measured.values()]
-        total += min(max(same_index.values()), len(_merge(filter(None, runs))))
-    return total
+    used_by_name: dict[str, set[str]] = {}
+    for uuid in used:
+        host_name, _, _ = locations[uuid].rpartition(" ")
+        used_by_name.setdefault(host_name, set()).add(uuid)
+    # Several hosts may share a name. Devices with the same name and index are on different hosts,
+    # but the devices of one run with this name are on one host.
+    hosts = 0
+    for devices in used_by_name.values():
+        devices_per_location = Counter(locations[uuid] for uuid in devices)
+        devices_of_runs = [
+            _uuids("+".join(by_devices)) & devices for by_devices in measured.values()
+        ]
+        groups = _join_overlapping(filter(None, devices_of_runs))
+        hosts += min(max(devices_per_location.values()), len(groups))
+    return hosts
 
 
 def _device_sets(measured: Measured) -> Iterator[set[str]]:
-    """Yield the UUIDs of each key of `Measured`."""
-    for of_run in measured.values():
-        yield from map(_uuids, of_run)
+    """Yield the UUIDs of each entry of `measured`."""
+    for starts_by_devices in measured.values():
+        yield from map(_uuids, starts_by_devices)
 
 
-def _merge(groups: Iterable[set[str]]) -> list[set[str]]:
-    """Return disjoint sets: sets that have a member in common become one."""
-    merged: list[set[str]] = []
+def _join_overlapping(groups: Iterable[set[str]]) -> list[set[str]]:
+    """Join sets that have a member in common, so that the returned sets are disjoint."""
+    disjoint: list[set[str]] = []
     for group in groups:
-        overlapping = [other for other in merged if other & group]
-        merged = [other for other in merged if not other & group]
-        merged.append(group.union(*overlapping))
-    return merged
+        overlapping = [other for other in disjoint if other & group]
+        disjoint = [other for other in disjoint if not other & group]
+        disjoint.append(group.union(*overlapping))
+    return disjoint
 
 
 def _uuids(devices: str) -> set[str]:
-    """Return the UUIDs of a key of `Measured`, such as "A+B"."""
+    """Return the UUIDs of devices that are joined as in `Measured`, such as "A+B"."""
     return set(re.split(r"[+/]", devices))
 
 
@@ -368,26 +386,28 @@ class References:
     """The references of a site, and the references that come with raybench.
 
     Args:
-        of_site: files of the site, which take precedence.
+        site_files: reference files of the site, which take precedence.
     """
 
-    def __init__(self, of_site: Iterable[ReferenceFile] = ()) -> None:
-        self._of_site = {file.model: file for file in pool(of_site)}
+    def __init__(self, site_files: Iterable[ReferenceFile] = ()) -> None:
+        self._site_files = {file.model: file for file in pool(site_files)}
 
     def entries(self, model: str) -> list[Entry]:
-        """Return all entries of a model, as `NVIDIA H200`, the site's first."""
-        files = filter(None, (self._of_site.get(model), shipped(model)))
+        """Return all entries of a model, such as `NVIDIA H200`; the site's entries come first."""
+        files = filter(None, (self._site_files.get(model), shipped(model)))
         return [entry for file in files for entry in file.quantities]
 
     def find(self, model: str, quantity: Quantity) -> Entry | None:
-        """Return the first entry of a model with the same `key` and a fabric that fits.
+        """Return the first entry of a model for a quantity; None without such an entry.
 
-        The fabric of an entry fits if it is empty, the same, or the first part: the entry
-        "NVLink x18" fits "NVLink x18, 1:PHB".
+        The fabric of the entry may be empty, or only the first part of the quantity's fabric: the
+        entry "NVLink x18" serves for "NVLink x18, 1:PHB".
         """
         fabrics = ("", quantity.fabric, quantity.fabric.partition(",")[0])
-        entries = (entry for entry in self.entries(model) if entry.key == quantity.key)
-        return next((entry for entry in entries if entry.fabric in fabrics), None)
+        for entry in self.entries(model):
+            if entry.key == quantity.key and entry.fabric in fabrics:
+                return entry
+        return None
 
 
 SHIPPED = References()
@@ -399,16 +419,20 @@ class Standing:
 
     measured: MeasuredValue
     entry: Entry
-    # The reference contains values of this run, so it is no independent check.
+    # Whether the reference contains values of this run, so that it is no independent check.
     is_own: bool = False
 
     def share_of(self, value: float) -> float:
-        """Return the speed of a value, in the entry's unit, over the speed of the entry."""
+        """Return the speed of a value / the speed of the reference.
+
+        Args:
+            value: in the unit of the entry.
+        """
         return self.entry.value / value if is_time(self.entry.unit) else value / self.entry.value
 
     @property
     def share(self) -> float:
-        """The speed of the measured value over the speed of the reference."""
+        """The speed of the measured value / the speed of the reference."""
         return self.share_of(self.measured.value)
 
     @property
@@ -418,7 +442,7 @@ class Standing:
 
     @property
     def share_range(self) -> tuple[float, float]:
-        """The range of the reference as (least, largest) `share`."""
+        """The smallest and the largest `share` within the range of the reference."""
         low, high = sorted(map(self.share_of, (self.entry.low, self.entry.high)))
         return low, high
 
@@ -448,9 +472,9 @@ class WithinCount:
 
     within: int
     counted: int
-    # References whose range is too wide to count.
+    # Number of references whose range is too wide to count.
     wide: int
-    # A reference contains values of this run.
+    # Whether a reference contains values of this run.
     is_own: bool
 
 
@@ -479,12 +503,14 @@ def standings(
 
 @cache
 def shipped(model: str) -> ReferenceFile | None:
-    """Return the references of a model, as `NVIDIA H200`, that come with raybench."""
+    """Return the references that come with raybench for a model; None without such a file."""
     name = re.sub(r"[^a-z0-9]+", "_", model.lower()).strip("_")
     folder = resources.files("raybench").joinpath("references")
-    # Listed instead of opened: joined names of several models can be too long for a file name.
-    path = next((file for file in folder.iterdir() if file.name == f"{name}.yaml"), None)
-    return None if path is None else parse_references(path.read_text("utf-8"), str(path))
+    # List the folder, because joined names of several models can be too long for a file name.
+    for path in folder.iterdir():
+        if path.name == f"{name}.yaml":
+            return parse_references(path.read_text("utf-8"), str(path))
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -494,7 +520,7 @@ class AbovePeak:
     path: Path
     model: str
     entry: Entry
-    # In the unit of the entry.
+    # Peak of the datasheet, in the unit of the entry.
     peak: float
 
 
@@ -517,14 +543,14 @@ def load_files(path: Path) -> tuple[list[ReferenceFile], list[AbovePeak]]:
             file = parse_references(file_path.read_text("utf-8"), str(file_path))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{file_path}: cannot be read: {error}") from error
-        sound = []
+        possible = []
         for entry in file.quantities:
             peak = _exceeded_peak(file.model, entry)
             if peak is None:
-                sound.append(entry)
+                possible.append(entry)
             else:
                 left_out.append(AbovePeak(path=file_path, model=file.model, entry=entry, peak=peak))
-        files.append(file.model_copy(update={"quantities": sound}))
+        files.append(file.model_copy(update={"quantities": possible}))
     return files, left_out
 
 
@@ -553,7 +579,7 @@ def format_references(file: ReferenceFile) -> str:
     yaml.width = 4096
 
     def quote(representer: Any, text: str) -> Any:
-        # Within braces the emitter leaves such text unquoted, as ":4096:8", which is no valid YAML.
+        # Within braces the emitter does not quote a text such as ":4096:8", which is invalid YAML.
         style = '"' if re.search(r"^[:?]|\x85", text) else None
         return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -568,7 +594,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
     Args:
         model: model of the device.
-        of: settings, as in `Quantity`.
+        of: the settings of a quantity (`Quantity.of`).
     """
     words = [*of.get("test", "").split(), of.get("workload", ""), of.get("precision", "")]
     if words[0] == "gemm":
@@ -577,7 +603,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 
 def _exceeded_peak(model: str, entry: Entry) -> float | None:
-    """Return the datasheet's peak that the value of an entry exceeds; None if it exceeds none."""
+    """Return the datasheet's peak if the value of an entry exceeds it; else None."""
     peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
     # Small arrays stay in a cache, which is faster than the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
@@ -586,17 +612,16 @@ def _exceeded_peak(model: str, entry: Entry) -> float | None:
     return peak
 
 
-# Factors by which figures may exceed their limit. A figure with an interval may by 2 %, and without
-# an interval by 10 %, because starts differ. In strong scaling it may by 25 %, because smaller
-# shares may have faster kernels.
-_TOLERANCE, _ONE_START, _STRONG = 1.02, 1.1, 1.25
-# A reference has few devices, so a rate may exceed its largest value by these factors.
-_OVER_REFERENCE, _OVER_PRODUCTS = 1.05, 1.1
-# Peak memory in bytes below which the work of a rank may be in a cache.
-_STRONG_SHARE_IN_CACHE = 2**30
-# With NVLS the switch reduces and copies: each byte crosses a link once instead of twice.
+# Factors by which a figure may exceed its limit: 2 % with an interval; 10 % without an interval,
+# because starts differ; 25 % in strong scaling, because smaller shares may have faster kernels.
+_TOLERANCE, _ONE_START_TOLERANCE, _STRONG_TOLERANCE = 1.02, 1.1, 1.25
+# Factors by which a rate may exceed the largest value of a reference, which has few devices.
+_REFERENCE_TOLERANCE, _PRODUCTS_TOLERANCE = 1.05, 1.1
+# In strong scaling, the work of a rank with less peak memory (in bytes) may fit into a cache.
+_MAY_FIT_INTO_CACHE = 2**30
+# With NVLS the switch reduces and copies, so each byte crosses a link once instead of twice.
 _NVLS_FACTOR = 2.0
-_BY_NVLS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+_NVLS_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 def impossible_figures(
@@ -615,34 +640,35 @@ def impossible_figures(
     """
     if row.status is not Status.OK:
         return []
-    doubts = list(_rates(row, references.entries(row.device_name or "")))
+    doubts = list(_impossible_rates(row, references.entries(row.device_name or "")))
     if row.efficiency is not None and row.speed_up is not None and not row.is_baseline:
-        # The efficiency that the point has at least, by its interval or by a tolerance.
-        least = row.efficiency_low or row.efficiency / _ONE_START
+        # Lower bound of the efficiency, by its interval or by a tolerance.
+        efficiency_low = row.efficiency_low or row.efficiency / _ONE_START_TOLERANCE
         is_strong = row.scaling == "strong"
         # A device with less work may clock higher.
-        allowed = (_STRONG if is_strong else _TOLERANCE) * max(row.clock_ratio or 1.0, 1)
-        may_be_in_cache = is_strong and (row.peak_mem_allocated_bytes or 0) < _STRONG_SHARE_IN_CACHE
-        if least > allowed and not may_be_in_cache:
-            doubts.insert(0, _impossible("efficiency", row.efficiency, allowed))
+        clock_gain = max(row.clock_ratio or 1.0, 1)
+        limit = (_STRONG_TOLERANCE if is_strong else _TOLERANCE) * clock_gain
+        may_be_in_cache = is_strong and (row.peak_mem_allocated_bytes or 0) < _MAY_FIT_INTO_CACHE
+        if efficiency_low > limit and not may_be_in_cache:
+            doubts.insert(0, _impossible("efficiency", row.efficiency, limit))
     # A step cannot finish more items than its batch has.
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
-    per_rank = row.batch_size * row.world_size if row.batch_size else 0
-    batch = max(row.global_batch_size or 0, per_rank) * (row.grad_accumulation or 1)
+    items_of_ranks = row.batch_size * row.world_size if row.batch_size else 0
+    batch = max(row.global_batch_size or 0, items_of_ranks) * (row.grad_accumulation or 1)
     items = (row.throughput or 0.0) * step_ms / MS_PER_S
     if batch and row.workload in registry.BUILTIN and items > _TOLERANCE * batch:
         doubts.append(_impossible("items", items, batch))
     # The iterations cannot take longer than the attempts that ran them.
-    count = (row.iterations or 0) * (row.inner_iterations or 1)
-    took_s = count * step_ms / MS_PER_S
+    iterations = (row.iterations or 0) * (row.inner_iterations or 1)
+    iterations_s = iterations * step_ms / MS_PER_S
     total_s = sum(filter(None, attempts_s)) if None not in attempts_s else 0.0
-    if total_s and took_s > _ONE_START * total_s:
-        doubts.append(_impossible("iterations", took_s, total_s))
+    if total_s and iterations_s > _ONE_START_TOLERANCE * total_s:
+        doubts.append(_impossible("iterations", iterations_s, total_s))
     return doubts
 
 
 def without_repeated_mfu(doubts: Sequence[Doubt]) -> list[Doubt]:
-    """Return the doubts; the doubt about MFU is left out if the TFLOP/s are doubtful too."""
+    """Return the doubts without the doubt about MFU, if the TFLOP/s are doubted too."""
     impossible = {doubt.subject for doubt in doubts if doubt.kind is DoubtKind.IMPOSSIBLE}
     if "achieved_tflops_per_device" not in impossible:
         return list(doubts)
@@ -662,56 +688,59 @@ def _impossible(figure: str, value: float, limit: float) -> Doubt:
     return Doubt(kind=DoubtKind.IMPOSSIBLE, value=value, limit=limit, subject=figure)
 
 
-def _rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doubt]:
+def _impossible_rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doubt]:
     """Yield a doubt for each rate that the device cannot reach.
 
     Args:
         entries: references of the model of the device.
     """
 
-    def largest_value(test: str) -> float:
-        """Return the largest value of health tests whose name begins with `test`, or 0."""
+    def largest_of_tests(prefix: str) -> float:
+        """Return the largest value of the health tests whose name begins so; 0 without any."""
         values = []
         for entry in entries:
-            if entry.of.get("test", "").startswith(test):
-                values.append(entry.observed[1])
+            if entry.of.get("test", "").startswith(prefix):
+                _, largest = entry.observed
+                values.append(largest)
         return max(values, default=0.0)
 
     model = row.device_name or ""
-    of_precision = []
+    # Largest TFLOP/s of matrix products; 0 if unknown. A point of matrix products is not compared,
+    # because its shape may be faster than the shapes of the reference.
+    product_tflops = 0.0
     for entry in entries:
         precisions = (entry.of.get("precision"), *entry.of.get("test", "").split())
-        if entry.unit == "TFLOP/s" and row.precision in precisions:
-            of_precision.append(entry.observed[1])
-    # Another shape of a matrix product may be faster than the shapes of the reference.
-    products = 0.0 if row.workload == "gemm" else max(of_precision, default=0.0)
-    if row.mfu_pct is not None and row.mfu_pct > 100 and not products:
+        is_product = entry.unit == "TFLOP/s" and row.precision in precisions
+        if is_product and row.workload != "gemm":
+            _, largest = entry.observed
+            product_tflops = max(product_tflops, largest)
+    if row.mfu_pct is not None and row.mfu_pct > 100 and not product_tflops:
         yield _impossible("mfu_pct", row.mfu_pct, 100.0)
     size = row.params.get("size_bytes", "") if row.workload == "memory" else ""
-    footprint = int(size) if size.isdecimal() else row.peak_mem_allocated_bytes or 0
-    memory_gb_s = largest_value("memory ") or peak_of(model, {"test": "memory"}) or 0.0
-    is_by_switch = row.params.get("operation", "all_reduce") in _BY_NVLS
-    # Column, rate of the point, largest rate that is known of such devices, tolerance.
-    ceilings = (
+    used_bytes = int(size) if size.isdecimal() else row.peak_mem_allocated_bytes or 0
+    memory_gb_s = largest_of_tests("memory ") or peak_of(model, {"test": "memory"}) or 0.0
+    may_use_nvls = row.params.get("operation", "all_reduce") in _NVLS_OPERATIONS
+    # Column, rate of the point, largest known rate of such devices, tolerance.
+    limits = (
         (
             "achieved_tflops_per_device",
             row.achieved_tflops_per_device,
-            products,
-            _OVER_PRODUCTS,
+            product_tflops,
+            _PRODUCTS_TOLERANCE,
         ),
         (
             "memory_gb_s",
-            row.memory_gb_s if footprint >= LARGER_THAN_CACHES else None,
+            row.memory_gb_s if used_bytes >= LARGER_THAN_CACHES else None,
             memory_gb_s,
-            _OVER_REFERENCE,
+            _REFERENCE_TOLERANCE,
         ),
         (
             "busbw_gb_s",
             row.busbw_gb_s if row.world_size > 1 else None,
-            largest_value("copy "),
-            _OVER_REFERENCE * (_NVLS_FACTOR if is_by_switch else 1),
+            largest_of_tests("copy "),
+            _REFERENCE_TOLERANCE * (_NVLS_FACTOR if may_use_nvls else 1),
         ),
     )
-    for figure, rate, ceiling, tolerance in ceilings:
-        if rate and ceiling and rate > tolerance * ceiling:
-            yield _impossible(figure, rate, ceiling)
+    for column, rate, largest_rate, tolerance in limits:
+        if rate and largest_rate and rate > tolerance * largest_rate:
+            yield _impossible(column, rate, largest_rate)

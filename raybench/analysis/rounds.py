@@ -25,28 +25,33 @@ from raybench.results.tables import RegionRow
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns that identify an attempt, and its result.
+# Columns that identify an attempt, and its status and start.
 ATTEMPT_COLUMNS = ("run_id", "point_id", "attempt", "round", "control_of", "status", "started_at")
-# How rounds become one row: some columns have a rule by name (the following), others by kind
-# (`_BY_KIND`). Columns without a rule are taken from the last round.
-_OF_LAST = ("attempt", "started_at", "duration_s", "round", "error_rank", "hang")
+# The following rules say how the rounds of a point become one row. The rules by name come first,
+# then the rules by kind. All other columns come from the last round.
+_LAST_ROUND_COLUMNS = ("attempt", "started_at", "duration_s", "round", "error_rank", "hang")
 _SUMS = ("iterations", "warmup_iterations", "energy_j")
-# Nulls of these columns count as values.
-_WITH_NULLS = ("inner_iterations", "slowest_rank")
-# These columns use only the rounds that have a breakdown, and the shares of the last such round.
-# Without a breakdown, ranks wait for each other, so all ranks have the same time.
-_OF_BREAKDOWN = (
+# In these columns null is a value.
+_COLUMNS_WITH_NULLS = ("inner_iterations", "slowest_rank")
+# These columns use only rounds that have a breakdown, because otherwise ranks wait for each other
+# and have the same time. Of these rounds, all must have the same shares.
+_BREAKDOWN_COLUMNS = (
     *(*BREAKDOWN, "parts_step_ms", "host_bound", "slowest_rank", "share_by_rank"),
     *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),
 )
-_BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+
+
+def _equal_or_none(values: Sequence[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else None
+
+
+_RULES_BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     # A joined name equals no other name, so rounds on several models are not compared.
     "device_name": lambda values: " and ".join(sorted(set(values))),
     "new_processes": all,
-    # Null if rounds differ.
-    "inner_iterations": lambda values: values[0] if len(set(values)) == 1 else None,
-    "models_by_rank": lambda values: values[0] if len(set(values)) == 1 else None,
-    # Merged, because a round without a breakdown lacks the methods of the parts.
+    "inner_iterations": _equal_or_none,
+    "models_by_rank": _equal_or_none,
+    # Merge the maps, because a round without a breakdown lacks the methods of the parts.
     "methods": lambda values: dict(ChainMap(*values)),
     "not_measured": lambda values: dict(ChainMap(*values)),
     "doubts": lambda values: worst_of_each(chain(*values)),
@@ -54,13 +59,13 @@ _BY_NAME: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "slowest_rank": lambda values: Counter(values).most_common(1)[0][0],
     "step_ms_min": min,
     "step_ms_max": max,
-    # The first process of a host also pays for loading shared libraries.
+    # Take the median, because the first process of a host also pays for loading shared libraries.
     "first_step_ms": median,
     "compiled_step_ms": median,
     # The interval is over the rounds, so an unsteady round does little harm.
     "stable": lambda values: 2 * sum(values) >= len(values),
 }
-# A larger change of a control, relative, is a drift of the machine and not noise.
+# A larger relative change of a control is a drift of the machine and not noise.
 LARGEST_DRIFT = 0.01
 
 
@@ -75,84 +80,83 @@ def latest_trials(points: Iterable[PointRow]) -> list[PointRow]:
 
 
 def without_controls(trials: Iterable[PointRow]) -> list[PointRow]:
-    """Return the rows that are no controls."""
+    """Return the rows without the controls."""
     return [row for row in trials if row.control_of is None]
 
 
 def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
-    """Return one row for each point of each run: the mean of its rounds.
+    """Return one row for each point of each run: the mean of its ok rounds.
 
-    * Step times and rates are geometric means over the ok rounds; arithmetic means by rank, and if
-      a value is not positive.
-    * Parts of the step, and parts_step_ms, are means over rounds with a breakdown and the same
-      shares.
-    * step_ms_min and step_ms_max are extremes, cold steps medians, counts of samples and energy
-      sums, memory the maximum.
-    * `throttled` is true if a round was throttled, `stable` if half of the rounds were stable.
-    * Each failed round adds a doubt. Without an ok round, the row is the worst round.
-    * The interval of the step is of the samples alone, not of rounds.
+    Without an ok round, the row is the worst round.
+
+    * Step times and rates: geometric mean; arithmetic mean for values by rank.
+    * Parts of the step: mean over the rounds with a breakdown and the same shares.
+    * Cold steps: median. Counts of samples, and energy: sum. Memory: maximum.
+    * `throttled`: whether a round was throttled. `stable`: whether half of the rounds were stable.
+    * `step_ms_ci_low`, `step_ms_ci_high`: from the samples, and not from the scatter of rounds.
+    * `doubts`: each failed round adds a doubt.
 
     Args:
         points: all attempts in table order; controls are ignored.
     """
-    by_point: dict[tuple[str, str], list[PointRow]] = {}
+    rounds_by_point: dict[tuple[str, str], list[PointRow]] = {}
     for row in without_controls(latest_trials(points)):
-        by_point.setdefault((row.run_id, row.point_id), []).append(row)
-    return [rows[0] if len(rows) == 1 else _merge(rows) for rows in by_point.values()]
+        rounds_by_point.setdefault((row.run_id, row.point_id), []).append(row)
+    return [
+        rounds[0] if len(rounds) == 1 else _merge_rounds(rounds)
+        for rounds in rounds_by_point.values()
+    ]
 
 
-def _merge(rows: Sequence[PointRow]) -> PointRow:
-    """Return the mean of several rounds; the worst round if no round is ok."""
-    ok = [row for row in rows if row.status is Status.OK]
+def _merge_rounds(rounds: Sequence[PointRow]) -> PointRow:
+    """Return the mean of the ok rounds of a point; the worst round if no round is ok."""
+    ok = [row for row in rounds if row.status is Status.OK]
     if not ok:
+        # `Status` lists the worst failures first.
         worst_first = list(Status)
-        return min(rows, key=lambda row: worst_first.index(row.status))
+        return min(rounds, key=lambda row: worst_first.index(row.status))
     # Parts of the step are comparable only between rounds with a breakdown and the same shares.
     with_parts = [row for row in ok if row.local_step_ms_by_rank] or ok
     shares = with_parts[-1].share_by_rank
     with_parts = [row for row in with_parts if row.share_by_rank == shares]
     values: dict[str, Any] = {}
     for column in columns_of(PointRow):
-        rounds = with_parts if column.name in _OF_BREAKDOWN else ok
-        values[column.name] = _combine(column, [getattr(row, column.name) for row in rounds])
+        used_rounds = with_parts if column.name in _BREAKDOWN_COLUMNS else ok
+        values[column.name] = _combine(column, [getattr(row, column.name) for row in used_rounds])
     merged = PointRow(**values)
     if len(ok) > 1:
         # The rounds are independent, so the squares of half widths add up.
-        steps_ms = [(row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high) for row in ok]
+        intervals_ms = [(row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high) for row in ok]
         low_ms, high_ms = None, None
-        if merged.step_ms_p50 and all(map(all, steps_ms)):
-            step, low, high = np.log(np.array(steps_ms, np.float64)).T
+        if merged.step_ms_p50 and all(map(all, intervals_ms)):
+            step, low, high = np.log(np.array(intervals_ms, np.float64)).T
             low_ms = merged.step_ms_p50 * math.exp(-math.hypot(*(step - low)) / len(ok))
             high_ms = merged.step_ms_p50 * math.exp(math.hypot(*(high - step)) / len(ok))
         merged = replace(merged, step_ms_ci_low=low_ms, step_ms_ci_high=high_ms)
-    failures = (
-        Doubt(
-            kind=DoubtKind.ROUND_FAILED,
-            value=row.round or 1,
-            subject=f"{row.status}: {row.error_message or 'no reason known'}",
-        )
-        for row in rows
-        if row.status is not Status.OK
-    )
-    doubts = (*(merged.doubts or ()), *failures)
-    is_known = all(row.doubts is not None for row in ok)
-    return replace(merged, doubts=doubts if doubts or is_known else None)
+    doubts = list(merged.doubts or ())
+    for row in rounds:
+        if row.status is not Status.OK:
+            subject = f"{row.status}: {row.error_message or 'no reason known'}"
+            failure = Doubt(kind=DoubtKind.ROUND_FAILED, value=row.round or 1, subject=subject)
+            doubts.append(failure)
+    are_doubts_known = all(row.doubts is not None for row in ok)
+    return replace(merged, doubts=tuple(doubts) if doubts or are_doubts_known else None)
 
 
 def _combine(column: TableColumn, values: Sequence[Any]) -> Any:
-    """Combine a column's values in the ok rounds; None if the result is unknown."""
+    """Combine the values of a column in the ok rounds; None if the result is unknown."""
     name, kind = column.name, column.kind
-    if name in _OF_LAST:
+    if name in _LAST_ROUND_COLUMNS:
         return values[-1]
-    usable = [value for value in values if value is not None or name in _WITH_NULLS]
+    usable = [value for value in values if value is not None or name in _COLUMNS_WITH_NULLS]
     if not usable:
         return None
     if name in _SUMS:
         return sum(usable) if len(usable) == len(values) else None
     if kind == "int64" and name.endswith("_bytes"):
         return max(usable)
-    combine = _BY_NAME.get(name) or _BY_KIND.get(kind)
-    return combine(usable) if combine else usable[-1]
+    rule = _RULES_BY_NAME.get(name) or _RULES_BY_KIND.get(kind)
+    return rule(usable) if rule else usable[-1]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -160,20 +164,21 @@ def _mean(values: Sequence[float]) -> float:
     return math.exp(fmean(map(math.log, values))) if min(values) > 0 else fmean(values)
 
 
-def _mean_by_rank(values: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
-    means = np.array(values, np.float64).mean(axis=0).tolist()
-    return tuple(None if mean != mean else mean for mean in means)
+def _mean_by_rank(rounds: Sequence[Sequence[float | None]]) -> tuple[float | None, ...]:
+    """Return the mean of each rank over the rounds; None if a round lacks a value."""
+    means = np.array(rounds, np.float64).mean(axis=0).tolist()
+    return tuple(None if math.isnan(mean) else mean for mean in means)
 
 
-def _mean_by_name(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    by_name: dict[str, list[float]] = {}
-    for of_round in values:
-        for name, value in of_round.items():
-            by_name.setdefault(name, []).append(value)
-    return {name: _mean(of_name) for name, of_name in by_name.items()}
+def _mean_by_name(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    values_by_name: dict[str, list[float]] = {}
+    for values_of_round in rounds:
+        for name, value in values_of_round.items():
+            values_by_name.setdefault(name, []).append(value)
+    return {name: _mean(values) for name, values in values_by_name.items()}
 
 
-_BY_KIND: Mapping[str, Callable[[Sequence[Any]], Any]] = {
+_RULES_BY_KIND: Mapping[str, Callable[[Sequence[Any]], Any]] = {
     "bool": any,
     "int64": lambda values: round(median(values)),
     "double": _mean,
@@ -188,131 +193,147 @@ class ControlDrift(NamedTuple):
 
     # Counts from 1.
     round: int
-    # The control ends the points of this world size in its round.
+    # World size of the block of points that the control ends.
     world_size: int
     # Relative change of the step time; positive if the control is slower.
     change: float
 
 
 class Trials:
-    """The ok trials of some runs by point and round, and their controls.
+    """The ok trials of runs by point and round, and their controls.
 
     Args:
-        points: rows of the table `points`; of each trial the last attempt counts.
+        points: rows of the table `points`; the last attempt at each trial counts.
     """
 
     def __init__(self, points: Iterable[PointRow]) -> None:
-        # (run, point) -> round -> row.
+        # Key: (run_id, point_id), and then the round.
         self._rounds: dict[tuple[str, str], dict[int, PointRow]] = {}
-        # (run, round, world size of the points that the control ends) -> row.
+        # Key: (run_id, round, world size of the block of points that the control ends).
         self._controls: dict[tuple[str, int, int], PointRow] = {}
         for row in latest_trials(points):
-            number = row.round or 1
+            round_number = row.round or 1
             if row.status is not Status.OK:
                 continue
             if row.control_of is None:
-                self._rounds.setdefault((row.run_id, row.point_id), {})[number] = row
+                self._rounds.setdefault((row.run_id, row.point_id), {})[round_number] = row
             else:
-                self._controls[row.run_id, number, row.control_of] = row
+                self._controls[row.run_id, round_number, row.control_of] = row
 
     def rounds(self, row: PointRow) -> Mapping[int, PointRow]:
-        """Return round (from 1) -> ok row of the point of `row`."""
+        """Return the ok rows of a point by round, which counts from 1."""
         return self._rounds.get((row.run_id, row.point_id), {})
 
     def logs(self, row: PointRow, value: Callable[[PointRow], float | None]) -> dict[int, float]:
-        """Return round -> ln(value in that round); empty unless all rounds have positive values."""
-        values = {number: value(attempt) or 0.0 for number, attempt in self.rounds(row).items()}
-        if min(values.values(), default=0.0) <= 0:
-            return {}
-        return {number: math.log(positive) for number, positive in values.items()}
+        """Return the logarithm of a value of a point by round.
+
+        Empty unless the value is positive in all rounds.
+
+        Args:
+            row: a point.
+            value: returns the value of one round.
+        """
+        logs = {}
+        for round_number, attempt in self.rounds(row).items():
+            value_of_round = value(attempt) or 0.0
+            if value_of_round <= 0:
+                return {}
+            logs[round_number] = math.log(value_of_round)
+        return logs
 
     def log_ratios(self, base: PointRow, row: PointRow) -> dict[int, float]:
-        """Return round -> ln(throughput of `row` / throughput of `base`).
+        """Return ln(throughput of `row` / throughput of `base`) by round.
 
-        Corrected for the drift of the machine between the two trials, which the controls of the
-        round show.
+        The ratio is corrected for the drift of the machine between the two trials.
         """
-        base_rounds, ratios = self.rounds(base), {}
-        for number, attempt in self.rounds(row).items():
-            base_attempt = base_rounds.get(number)
+        base_attempts, log_ratios = self.rounds(base), {}
+        for round_number, attempt in self.rounds(row).items():
+            base_attempt = base_attempts.get(round_number)
             if base_attempt is None or not attempt.throughput or not base_attempt.throughput:
                 continue
-            rate = self._drift_rates.get((attempt.run_id, number), 0.0)
-            drift = rate * (_timed_at_s(attempt) - _timed_at_s(base_attempt))
-            ratios[number] = math.log(attempt.throughput / base_attempt.throughput) + drift
-        return ratios
+            log_ratio = math.log(attempt.throughput / base_attempt.throughput)
+            drift_per_s = self._drift_rates.get((attempt.run_id, round_number), 0.0)
+            drift = drift_per_s * (_timed_at_s(attempt) - _timed_at_s(base_attempt))
+            log_ratios[round_number] = log_ratio + drift
+        return log_ratios
 
     @cached_property
     def _drift_rates(self) -> dict[tuple[str, int], float]:
-        """(run, round) -> growth of ln(step) per second, from the controls of that round."""
-        by_run: dict[str, dict[int, _Line]] = {}
-        for (run_id, number), trials in self._control_trials().items():
+        """The growth of ln(step) per second by (run_id, round), from the controls of the round."""
+        lines_by_run: dict[str, dict[int, _Line]] = {}
+        for (run_id, round_number), trials in self._control_trials().items():
             if (line := _line_through(trials)) is not None:
-                by_run.setdefault(run_id, {})[number] = line
+                lines_by_run.setdefault(run_id, {})[round_number] = line
         rates: dict[tuple[str, int], float] = {}
-        for run_id, lines in by_run.items():
+        for run_id, lines in lines_by_run.items():
             # Noise in the slopes would add noise to speed-ups. Multiply the slopes of a run by
             # 1 - 1/F, the share of their variance that noise does not explain (empirical Bayes).
-            freedom = sum(line.freedom for line in lines.values())
-            noise = sum(line.residual for line in lines.values()) / freedom if freedom else math.inf
+            degrees = sum(line.degrees for line in lines.values())
+            noise = sum(line.residual for line in lines.values()) / degrees if degrees else math.inf
             signal = fmean(line.explained for line in lines.values())
             share = max(0.0, 1 - noise / signal) if signal else 0.0
-            rates |= {(run_id, number): share * line.slope for number, line in lines.items()}
+            for round_number, line in lines.items():
+                rates[run_id, round_number] = share * line.slope
         return rates
 
     def _control_trials(self) -> dict[tuple[str, int], list[PointRow]]:
-        """Return (run, round) -> the first trial of the control point, followed by its controls."""
+        """Return the first trial of the control point and its controls by (run_id, round)."""
         trials: dict[tuple[str, int], list[PointRow]] = {}
-        for (run_id, number, _), control in self._controls.items():
-            first = self.rounds(control).get(number)
-            of_round = trials.setdefault((run_id, number), [] if first is None else [first])
-            of_round.append(control)
+        for (run_id, round_number, _), control in self._controls.items():
+            first = self.rounds(control).get(round_number)
+            trials_of_round = trials.setdefault(
+                (run_id, round_number), [] if first is None else [first]
+            )
+            trials_of_round.append(control)
         return trials
 
     def drifts(self) -> Iterator[ControlDrift]:
         """Yield the controls whose step changed by more than LARGEST_DRIFT and more than noise."""
-        for (_, number, world_size), control in self._controls.items():
-            first = self.rounds(control).get(number)
+        for (_, round_number, world_size), control in self._controls.items():
+            first = self.rounds(control).get(round_number)
             if first is None or not first.step_ms_p50 or not control.step_ms_p50:
                 continue
-            drift = math.log(control.step_ms_p50 / first.step_ms_p50)
+            log_change = math.log(control.step_ms_p50 / first.step_ms_p50)
             noise = math.hypot(half_interval(first) or 0.0, half_interval(control) or 0.0)
-            if abs(drift) > max(LARGEST_DRIFT, noise):
-                yield ControlDrift(number, world_size, math.expm1(drift))
+            if abs(log_change) > max(LARGEST_DRIFT, noise):
+                yield ControlDrift(round_number, world_size, math.expm1(log_change))
 
 
 def _timed_at_s(row: PointRow) -> float:
-    """Return the middle of an attempt's time after set-up and heating, in s since the epoch."""
+    """Return the middle of the time after set-up and heating, in s since the epoch."""
     before_s = (row.setup_s or 0.0) + (row.heated_s or 0.0)
     return row.started_at.timestamp() + (before_s + (row.duration_s or 0.0)) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A least-squares line of ln(step) over time in seconds, with its sums of squares."""
+    """A least-squares line of ln(step) over time in seconds."""
 
     slope: float
+    # Sum of squares that the line explains.
     explained: float
+    # Sum of squares of the residuals.
     residual: float
-    # Number of trials minus 2.
-    freedom: int
+    # Degrees of freedom of the residuals.
+    degrees: int
 
 
 def _line_through(trials: Sequence[PointRow]) -> _Line | None:
     """Fit a line to the steps of trials; None for fewer than two different times."""
-    steps = [(_timed_at_s(row), math.log(row.step_ms_p50)) for row in trials if row.step_ms_p50]
-    times_s, logs = np.array(steps, np.float64).reshape(-1, 2).T
-    if len(steps) < 2 or not np.ptp(times_s):
+    timed = [row for row in trials if row.step_ms_p50]
+    times_s = np.array([_timed_at_s(row) for row in timed], np.float64)
+    if len(timed) < 2 or not np.ptp(times_s):
         return None
+    logs = np.log([row.step_ms_p50 or math.nan for row in timed])
     times_s, logs = times_s - times_s.mean(), logs - logs.mean()
-    spread = float(times_s @ times_s)
-    slope = float(times_s @ logs) / spread
+    squares_of_times = float(times_s @ times_s)
+    slope = float(times_s @ logs) / squares_of_times
     residuals = logs - slope * times_s
     return _Line(
         slope=slope,
-        explained=slope**2 * spread,
+        explained=slope**2 * squares_of_times,
         residual=float(residuals @ residuals),
-        freedom=len(steps) - 2,
+        degrees=len(timed) - 2,
     )
 
 
@@ -321,7 +342,7 @@ SAMPLE_COLUMNS = ("repeat", "rank", "iteration", "is_warmup", "step_ns")
 
 
 def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate the samples of all rounds of a point; `repeat` continues over the rounds.
+    """Concatenate the samples of all rounds of a point, and number `repeat` over all rounds.
 
     Args:
         rounds: rows of the table `samples`, a frame for each round; at least one.
@@ -337,36 +358,42 @@ def join_rounds(rounds: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def rank_by_iteration(samples: pd.DataFrame, columns: int) -> tuple[pd.DataFrame, float]:
-    """Return timed samples of a point in ms, ranks by iterations, and their median.
+    """Return the timed samples of a point in ms as [ranks, iterations], and their median.
 
     NaN marks an iteration that a rank lacks. Without timed samples the frame is empty.
 
     Args:
         samples: rows of the table `samples` of one attempt, or of several by `join_rounds`.
-        columns: the most columns. With more iterations, a column stands for several iterations: it
-            has the index of the first and, for each rank, the time farthest from the median.
+        columns: largest number of columns. With more iterations, a column stands for several
+            iterations: it has the index of the first iteration and, for each rank, the time
+            farthest from the median.
     """
     import pandas as pd
 
     timed = samples[~samples["is_warmup"].astype(bool)]
-    wide = timed.pivot_table(index="rank", columns=["repeat", "iteration"], values="step_ns")
-    times_ms = wide.to_numpy(np.float64) / NS_PER_MS
+    steps = timed.pivot_table(index="rank", columns=["repeat", "iteration"], values="step_ns")
+    times_ms = steps.to_numpy(np.float64) / NS_PER_MS
     if not times_ms.size:
         return pd.DataFrame(), math.nan
-    middle = float(np.nanmedian(times_ms))
+    median_ms = float(np.nanmedian(times_ms))
+    # First iteration of each column.
     firsts = np.unique(np.linspace(0, times_ms.shape[1], columns, endpoint=False).astype(int))
-    farthest = []
-    for part in np.split(times_ms, firsts[1:], axis=1):
-        distances = np.nan_to_num(np.abs(part - middle), nan=-1.0)
-        indices = distances.argmax(axis=1)[:, np.newaxis]
-        farthest.append(np.take_along_axis(part, indices, axis=1))
-    return pd.DataFrame(np.hstack(farthest), index=wide.index, columns=firsts), middle
+    farthest_ms = []
+    for times_of_column in np.split(times_ms, firsts[1:], axis=1):
+        distances = np.nan_to_num(np.abs(times_of_column - median_ms), nan=-1.0)
+        farthest = distances.argmax(axis=1)[:, np.newaxis]
+        farthest_ms.append(np.take_along_axis(times_of_column, farthest, axis=1))
+    frame = pd.DataFrame(np.hstack(farthest_ms), index=steps.index, columns=firsts)
+    return frame, median_ms
 
 
 def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """Return one row per rank: rank, iterations, median_ms, min_ms, max_ms, data_ms.
 
-    Only timed samples count. data_ms is the median wait for the next batch; NaN without batches.
+    data_ms is the median wait for the next batch; NaN without batches.
+
+    Args:
+        samples: rows of the table `samples`; the warm-up is ignored.
     """
     timed = samples[~samples["is_warmup"].astype(bool)]
     steps = timed.groupby("rank").agg(
@@ -376,8 +403,8 @@ def rank_steps(samples: pd.DataFrame) -> pd.DataFrame:
         max_ms=("step_ns", "max"),
         data_ms=("data_ns", "median"),
     )
-    times = steps.columns[1:]
-    steps[times] = steps[times].astype("float64") / NS_PER_MS
+    time_columns = [name for name in steps.columns if name != "iterations"]
+    steps[time_columns] = steps[time_columns].astype("float64") / NS_PER_MS
     return steps.reset_index()
 
 
@@ -406,29 +433,35 @@ def slowest_regions(regions: Iterable[RegionRow]) -> list[RegionRow]:
 
 
 def regions_by_point(regions: Sequence[RegionRow]) -> dict[str, list[RegionRow]]:
-    """Return point_id -> `slowest_regions` of its last attempt that has regions, of one run."""
-    last: dict[str, list[RegionRow]] = {}
-    for row in sorted(regions, key=lambda row: row.attempt):
-        before = last.get(row.point_id, [])
-        is_newer = bool(before) and before[0].attempt < row.attempt
-        last[row.point_id] = [row] if is_newer else [*before, row]
-    return {point_id: slowest_regions(rows) for point_id, rows in last.items()}
+    """Return the regions of each point on their slowest rank, by point_id.
+
+    Args:
+        regions: rows of one run. The last attempt that has regions counts.
+    """
+    last_attempts: dict[str, int] = {}
+    for row in regions:
+        last_attempts[row.point_id] = max(row.attempt, last_attempts.get(row.point_id, 0))
+    last_rows: dict[str, list[RegionRow]] = {}
+    for row in regions:
+        if row.attempt == last_attempts[row.point_id]:
+            last_rows.setdefault(row.point_id, []).append(row)
+    return {point_id: slowest_regions(rows) for point_id, rows in last_rows.items()}
 
 
-# If there are more ranks, only rank 0, the quickest and the slowest are shown.
+# If a step has more ranks, a report shows only rank 0, the quickest and the slowest rank.
 MOST_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStep:
-    """One rank's part of a step, in ms."""
+    """How one rank spends a step."""
 
     rank: int
-    # The device works. If `idle_ms` is None: the whole step of the rank alone.
+    # Work of the device; if `idle_ms` is None, all time without communication and waits.
     computes_ms: float
-    # The device waits for its host; None on a CPU or if unknown.
+    # Time in which the device waits for its host; None on a CPU or if unknown.
     idle_ms: float | None
-    # The rank waits for the slowest rank.
+    # Time in which the rank waits for the slowest rank.
     waits_ms: float
     # Exposed communication, the same on all ranks; None if unknown.
     exposed_ms: float | None
@@ -442,7 +475,7 @@ class RankStep:
 
 
 def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
-    """Return the step of each rank with a share of the work, by rank.
+    """Return the step of each rank with a share of the work, sorted by rank.
 
     Empty if a single rank works, or without a valid breakdown (`why_no_breakdown`).
     """
@@ -471,7 +504,7 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
 
 
 def ranks_to_show(ranks: Sequence[RankStep]) -> list[RankStep]:
-    """Return all of up to MOST_RANKS ranks; of more ranks the first, quickest and slowest.
+    """Return all ranks if they are at most MOST_RANKS, or else the first, quickest and slowest.
 
     Args:
         ranks: sorted by rank.
