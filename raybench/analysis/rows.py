@@ -27,9 +27,14 @@ _Row = TypeVar("_Row")
 
 
 def point_rows(frame: pd.DataFrame) -> list[PointRow]:
-    """Return the rows of a frame of the table `points`, as `typed_rows`.
+    """Return the rows of the table `points` as dataclasses.
 
-    Needed columns are run_id, point_id, attempt, status and started_at.
+    Args:
+        frame: needs the columns run_id, point_id, attempt, status and started_at.
+
+    Raises:
+        TypeError: a needed column is missing.
+        ResultsError: a value is invalid, such as null in a needed column.
     """
     return typed_rows(frame, PointRow)
 
@@ -42,29 +47,32 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
         kind: a dataclass whose fields have the names of columns.
 
     Raises:
-        TypeError: the frame lacks a column without a default.
-        ResultsError: a field cannot have a value of the frame, such as null.
+        TypeError: the frame lacks a column whose field has no default.
+        ResultsError: a value is invalid, such as null in a field that cannot be None.
     """
-    values: dict[str, list[Any]] = {}
+    values_by_column: dict[str, list[Any]] = {}
     for column in columns_of(kind):
         if column.name in frame:
             series = frame[column.name]
-            cells = zip(series.tolist(), series.isna().tolist(), strict=True)
-            values[column.name] = [column.value_of(None if null else cell) for cell, null in cells]
-    rows = zip(*values.values(), strict=True)
-    return [kind(**dict(zip(values, row, strict=True))) for row in rows]
+            values = []
+            for cell, is_null in zip(series.tolist(), series.isna().tolist(), strict=True):
+                values.append(column.value_of(None if is_null else cell))
+            values_by_column[column.name] = values
+    names = list(values_by_column)
+    rows = zip(*values_by_column.values(), strict=True)
+    return [kind(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledRow(PointRow):
     """A point (the mean of its rounds) with its speed-up over the baseline point of its series.
 
-    Derived from `points` when reporting. None means unknown, as intervals of a single round.
+    A value is None if it is unknown; a single round has no intervals.
     """
 
     batch: Annotated[int | None, Column("", "batch size that the job fixed")] = None
     rounds: Annotated[int, Column("", "how many are ok")] = 0
-    # 95 % interval over the rounds of this run, by raybench.stats.summary.
+    # Intervals use the scatter between the rounds of all points (`raybench.stats.summary`).
     step_ms_low: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
     step_ms_high: Annotated[float | None, Column("ms", "95 % interval over rounds")] = None
     throughput_low: Annotated[float | None, Column("samples/s", "95 % interval over rounds")] = None
@@ -87,8 +95,7 @@ class ScaledRow(PointRow):
     ] = None
     speed_up_low: Annotated[float | None, Column("", "95 % interval over rounds")] = None
     speed_up_high: Annotated[float | None, Column("", "95 % interval over rounds")] = None
-    # Known if the point and its baseline point differ in their devices alone. See `scaling` for
-    # devices of several models.
+    # Known if the point and its baseline point differ in their devices alone.
     efficiency: Annotated[
         float | None,
         Column(
@@ -104,7 +111,7 @@ class ScaledRow(PointRow):
     clock_ratio: Annotated[
         float | None, Column("", "SM clocks divided by the baseline's, if a power cap acts")
     ] = None
-    # Shares of the step that are lost against efficiency 1, by `shares_of_loss`.
+    # Shares of the step that an efficiency of 1 would not lose: `shares_of_loss` explains each.
     lost_comm: Annotated[float | None, Column("", "share of the step lost to communication")] = None
     lost_compute: Annotated[float | None, Column("", "share lost to slower computation")] = None
     lost_wait: Annotated[float | None, Column("", "share lost to waiting for one slow rank")] = None
@@ -168,11 +175,11 @@ class Columns:
     """The columns of a table of a report, in order."""
 
     metrics: tuple[Metric, ...]
-    # Metrics that are dropped for lack of room, the first one first.
+    # Metrics that are dropped if the table is too wide, in the order of dropping.
     optional: tuple[Metric, ...]
 
 
-def _show(names: str, *, optional: str) -> Columns:
+def _named_columns(names: str, *, optional: str) -> Columns:
     """Return the columns of these names, which are separated by blanks."""
     return Columns(
         metrics=tuple(BY_NAME[name] for name in names.split()),
@@ -180,26 +187,28 @@ def _show(names: str, *, optional: str) -> Columns:
     )
 
 
-# SCALING: points that finish samples. RATES: other points. PARTS: parts of the step.
-SCALING = _show(
+# Columns of points that finish samples.
+SCALING = _named_columns(
     "scatter throughput speed_up efficiency peak_mem_allocated_bytes first_step_ms "
     "compiled_step_ms",
     optional="compiled_step_ms first_step_ms scatter peak_mem_allocated_bytes efficiency "
     "throughput",
 )
-RATES = _show(
+# Columns of points without samples.
+RATES = _named_columns(
     "scatter busbw_gb_s memory_gb_s achieved_tflops_per_device "
     "burst_tflops_per_device mfu_pct gemm_share_pct nccl_choices",
     optional="gemm_share_pct scatter burst_tflops_per_device mfu_pct nccl_choices",
 )
-PARTS = _show(
+# Parts of the step.
+PARTS = _named_columns(
     "compute_ms optimizer_ms data_ms host_gap_ms comm_exposed_ms unexplained_ms straggler_ms "
     "mfu_pct mfu_6n_pct gemm_share_pct achieved_tflops_per_device",
     optional="achieved_tflops_per_device gemm_share_pct mfu_6n_pct mfu_pct straggler_ms "
     "unexplained_ms host_gap_ms",
 )
 # Parts of the memory at its peak.
-MEMORY = _show(
+MEMORY = _named_columns(
     "mem_parameters_bytes mem_gradients_bytes mem_optimizer_bytes mem_activations_bytes "
     "mem_other_bytes peak_mem_allocated_bytes mem_estimate_bytes",
     optional="",
@@ -212,68 +221,72 @@ MAIN_RATES = tuple(
 
 
 def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
-    """Return the metrics that workloads declare themselves.
+    """Return the metrics that the workloads of these points declare.
 
-    Heading and description are taken from the first point that has the metric.
+    The heading and the description come from the first point that has the metric.
     """
     metrics: dict[str, Metric] = {}
     for row in rows:
         headings, methods = row.workload_headings or {}, row.methods or {}
         for name in row.workload_metrics or {}:
             heading = headings.get(name, name)
-            text = methods.get(name, heading)
-            metrics.setdefault(name, Metric(name=name, heading=heading, description=text))
+            description = methods.get(name, heading)
+            metrics.setdefault(name, Metric(name=name, heading=heading, description=description))
     return tuple(metrics.values())
 
 
 def is_column(metric: Metric) -> bool:
-    """Return whether a metric is a column, not a workload's own metric."""
+    """Return whether a metric is a column of raybench; workloads declare other metrics."""
     return BY_NAME.get(metric.name) is metric
 
 
 def value_of(row: PointRow, metric: Metric) -> Any:
-    """Return a metric's value; None if unknown."""
+    """Return the value of a metric; None if unknown."""
     if is_column(metric):
         return getattr(row, metric.name, None)
     return (row.workload_metrics or {}).get(metric.name)
 
 
 def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
-    """Return the metric of this name, a workload's own first; None if no ok point has a number."""
-    measured = [row for row in rows if row.status is Status.OK]
-    of_workloads = {metric.name: metric for metric in workload_metrics(measured)}
-    metric = of_workloads.get(name) or BY_NAME.get(name)
-    values = [value_of(row, metric) for row in measured] if metric else []
+    """Return the metric of this name; None if no ok point has a number.
+
+    A metric that a workload declares precedes a column of the same name.
+    """
+    ok = [row for row in rows if row.status is Status.OK]
+    declared = {metric.name: metric for metric in workload_metrics(ok)}
+    metric = declared.get(name) or BY_NAME.get(name)
+    values = [value_of(row, metric) for row in ok] if metric else []
     return metric if any(isinstance(value, int | float) for value in values) else None
 
 
 def rows_compared(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
     """Return the points that have a speed-up, without the baseline points."""
-    return [r for r in rows if r.speed_up is not None and not r.is_baseline]
+    return [row for row in rows if row.speed_up is not None and not row.is_baseline]
 
 
 def with_most_ranks(rows: Iterable[ScaledRow]) -> list[ScaledRow]:
-    """Return the points of `rows_compared` with the most ranks."""
+    """Return the points with the most ranks among the points that have a speed-up."""
     compared = rows_compared(rows)
     most = max((row.world_size for row in compared), default=0)
     return [row for row in compared if row.world_size == most]
 
 
-# The settings that tell points apart, besides parameters of workloads. `batch` is the batch size
-# that the job fixed.
+# EXECUTION says how a point runs. OPTIONAL has the same settings without the precision.
 EXECUTION, OPTIONAL = point.EXECUTION, point.OPTIONAL
+# Settings that distinguish points, besides parameters of workloads. `batch` is the batch size that
+# the job sets, per device or of all devices.
 SETTINGS = ("workload", "scaling", *EXECUTION, "batch", "world_size")
 # Degrees of parallelism, and their usual names.
 DEGREES = {
     **{"dp_replicate": "DDP", "dp_shard": "FSDP", "tp": "TP", "cp": "CP", "pp": "PP"},
     **{"ulysses": "Ulysses", "ring": "ring"},
 }
-_BATCH = {"weak": "batch_size", "strong": "global_batch_size"}
-# The size of a message or an array.
+_BATCH_COLUMNS = {"weak": "batch_size", "strong": "global_batch_size"}
+# Parameter with the size of a message or an array.
 SIZE = "size_bytes"
-# Settings that a point may leave unused, and the values that say so.
+# Settings that can be off, and the values that mean off.
 _SWITCHES = ("compile", "activation_checkpointing")
-_UNUSED = ("none", "false", "off", "0", "")
+_OFF = ("none", "false", "off", "0", "")
 
 
 class HasSettings(Protocol):
@@ -281,21 +294,21 @@ class HasSettings(Protocol):
 
     @property
     def params(self) -> Mapping[str, str]:
-        """Name -> text of the workload's parameters and of variables of env."""
+        """Parameters of the workload and variables of env, as text by name."""
 
     @property
     def scaling(self) -> str | None:
-        """Return "weak", "strong" (all ranks share the work), or None without a batch size."""
+        """Either "weak" or "strong" (all ranks share the work); None without a batch size."""
 
 
 def setting_of(row: HasSettings, name: str) -> Any:
-    """Return the text of a parameter, else the field of this name, else None."""
+    """Return the text of a parameter, or else the field of this name; None without both."""
     return row.params[name] if name in row.params else getattr(row, name, None)
 
 
 def batch_column(row: HasSettings) -> str | None:
-    """Return the batch column that the job fixes; None without a batch."""
-    return _BATCH.get(row.scaling or "")
+    """Return the batch column that the job sets; None without a batch."""
+    return _BATCH_COLUMNS.get(row.scaling or "")
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
@@ -304,24 +317,24 @@ def setting_order(value: Any) -> tuple[int, float, str]:
     Texts of numbers count as numbers. Texts such as `1.3b` and `175b` are sorted by size.
     """
     number = number_of(value)
-    # NaN differs from itself; it is sorted as a text.
-    if number is not None and number == number:
+    # NaN cannot be sorted as a number.
+    if number is not None and not math.isnan(number):
         return (0, number, "")
     precisions = [precision.value for precision in Precision]
     if value in precisions:
         return (1, precisions.index(value), "")
-    amount = _AMOUNT.fullmatch(str(value))
-    size = float(amount[1]) * _FACTORS[amount[2]] if amount else 0.0
+    match = _SIZE_WITH_UNIT.fullmatch(str(value))
+    size = float(match[1]) * _UNIT_FACTORS[match[2]] if match else 0.0
     return (2, size, str(value))
 
 
-# Such as the presets of models.
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([kmbt])")
-_FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+# Presets of models have such names.
+_SIZE_WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?)([kmbt])")
+_UNIT_FACTORS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def number_of(value: Any) -> float | None:
-    """Return float(value); None if that fails, and for a bool."""
+    """Return a number, or the number that a text is; None for a bool, and for other values."""
     if isinstance(value, bool):
         return None
     try:
@@ -344,8 +357,8 @@ def varying(
 ) -> list[str]:
     """Return the settings in which rows differ: first SETTINGS, then parameters.
 
-    Rows without a field `batch` (table `points`) have `batch_size` instead if all scale weakly,
-    else `global_batch_size`.
+    For rows of the table `points`, which have no field `batch`, its place is taken by `batch_size`
+    if all points scale weakly, or else by `global_batch_size`.
 
     Args:
         rows: points.
@@ -361,19 +374,19 @@ def varying(
     names = [*settings, *params]
     if params_first:
         names = [settings[0], *params, *settings[1:]]
-    different = []
+    differing = []
     for name in dict.fromkeys(names):
         texts = {str(setting_of(row, name)) for row in rows}
         if name not in but and (name in always or len(texts) > 1):
-            different.append(name)
-    return different
+            differing.append(name)
+    return differing
 
 
 def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
-    """Return the settings that tell points apart, in the order of `varying`.
+    """Return the settings that distinguish the points, in the order of `varying`.
 
-    Settings that follow from `preset` are left out. So are all OPTIONAL settings, if the other
-    settings suffice.
+    Settings that follow from `preset` are left out. OPTIONAL settings are left out too, if the
+    other settings distinguish all points.
 
     Args:
         rows: one row per point.
@@ -381,14 +394,13 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
     names = varying(rows)
     if "preset" in names:
         presets = {setting_of(row, "preset") for row in rows}
-        # A setting follows from the preset if each preset has a single value of it.
+        # A setting follows from the preset if it has a single value for each preset.
         independent = []
         for name in names:
             pairs = {(setting_of(row, "preset"), setting_of(row, name)) for row in rows}
             if name == "preset" or len(pairs) > len(presets):
                 independent.append(name)
         names = independent
-    # OPTIONAL settings are needed only if two points are equal in all other settings.
     not_optional = [name for name in names if name not in OPTIONAL]
     combinations = set()
     for row in rows:
@@ -397,31 +409,36 @@ def distinguishing_settings(rows: Sequence[HasSettings]) -> list[str]:
 
 
 def known_settings(row: HasSettings, names: Iterable[str]) -> dict[str, Any]:
-    """Return name -> value of these settings, without unknown values."""
-    given = ((name, setting_of(row, name)) for name in names)
-    return {name: value for name, value in given if value is not None and value == value}
+    """Return the values of these settings by name, without None and NaN."""
+    known = {}
+    for name in names:
+        value = setting_of(row, name)
+        is_nan = isinstance(value, float) and math.isnan(value)
+        if value is not None and not is_nan:
+            known[name] = value
+    return known
 
 
 def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
-    """Return name -> value of the settings that a point uses, degrees of parallelism first.
+    """Return the values of the settings that a point uses, degrees of parallelism first.
 
     This leaves out settings that are false, degrees of 1, `compile` and checkpointing that are off,
     and world_size if it is the product of the degrees.
     """
-    given = known_settings(row, names)
-    degrees = {name: number_of(given.get(name)) or 1 for name in DEGREES if name in names}
-    is_implied = degrees and math.prod(degrees.values()) == setting_of(row, "world_size") > 1
+    known = known_settings(row, names)
+    degrees = {name: number_of(known.get(name)) or 1 for name in DEGREES if name in names}
+    is_world_implied = degrees and math.prod(degrees.values()) == setting_of(row, "world_size") > 1
     used = {}
-    for name in sorted(given, key=lambda name: name not in (*DEGREES, "world_size")):
-        text = str(given[name]).lower()
+    for name in sorted(known, key=lambda name: name not in (*DEGREES, "world_size")):
         if name == "world_size":
-            is_used = not is_implied
+            is_used = not is_world_implied
         elif name in degrees:
             is_used = degrees[name] != 1
         else:
-            is_used = text not in (_UNUSED if name in _SWITCHES else ("false",))
+            off_values = _OFF if name in _SWITCHES else ("false",)
+            is_used = str(known[name]).lower() not in off_values
         if is_used:
-            used[name] = given[name]
+            used[name] = known[name]
     return used
 
 

@@ -55,7 +55,7 @@ class Ranks(StrEnum):
 class NodeCounts(NamedTuple):
     """How many nodes a run had, and how many of them worked on one point."""
 
-    # After `--resume` on other hosts, more nodes than the run had at the same time.
+    # All nodes that the run ever had; `--resume` may have added other hosts.
     of_run: int
     # Nodes of the point that used the most nodes; 0 if unknown.
     of_largest_point: int
@@ -63,7 +63,7 @@ class NodeCounts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)  # no slots, because of cached properties
 class RunData:
-    """A run with its rows of the tables. Properties are cached: do not change their lists."""
+    """A run with its rows of the tables. Callers must not change the lists, which are cached."""
 
     run: Run
     # Rows of the table `devices`.
@@ -78,7 +78,7 @@ class RunData:
 
     @cached_property
     def rows(self) -> list[ScaledRow]:
-        """One row per point, ok or not, by `scaling`, with a doubt for each impossible figure."""
+        """One row per point, ok or not, with speed-ups and a doubt for each impossible figure."""
         rows = []
         for row in scaling(self.points, self.run.baseline):
             attempts_s = [attempt.duration_s for attempt in self.trials.rounds(row).values()]
@@ -89,7 +89,7 @@ class RunData:
 
     @cached_property
     def ok_rows(self) -> list[ScaledRow]:
-        """The ok rows of `rows`."""
+        """The points of `rows` whose status is ok."""
         return [row for row in self.rows if row.status is Status.OK]
 
     @cached_property
@@ -115,7 +115,7 @@ class RunData:
     @cached_property
     def ranks(self) -> Ranks:
         """What reports call the ranks: workers on CPUs, else GPUs."""
-        # All devices of a run are of one kind. A run without devices is judged by its points.
+        # All devices of a run are of one kind. Without devices, the points may know the kind.
         if self.devices.empty:
             kinds = {row.device_type for row in self.rows}
         else:
@@ -125,41 +125,42 @@ class RunData:
     @cached_property
     def node_counts(self) -> NodeCounts:
         """The number of nodes of the run, and of its largest point."""
-        of_largest_point = max((row.node_count or 0 for row in self.rows), default=0)
+        nodes_of_largest_point = max((row.node_count or 0 for row in self.rows), default=0)
         # The ids of nodes change when Ray restarts, so count hosts by name and address.
-        same_index = self.devices.groupby(["host", "address", "index"]).size()
-        # Several hosts may share both. Each of them has one device of an index, so the devices of
-        # the most frequent index tell how many hosts there are.
-        of_run = int(same_index.groupby(level=["host", "address"]).max().sum())
-        # If a point used more nodes, or no point knows its nodes, the ids are the better count.
-        if not 0 < of_largest_point <= of_run:
-            of_run = int(self.devices["node_id"].nunique())
-        return NodeCounts(of_run=of_run, of_largest_point=of_largest_point)
+        devices_per_index = self.devices.groupby(["host", "address", "index"]).size()
+        # Hosts may share name and address. Each host has one device of an index, so the most
+        # frequent index shows the number of hosts.
+        hosts = int(devices_per_index.groupby(level=["host", "address"]).max().sum())
+        # If a point used more nodes, or no point knows its nodes, count the ids.
+        if not 0 < nodes_of_largest_point <= hosts:
+            hosts = int(self.devices["node_id"].nunique())
+        return NodeCounts(of_run=hosts, of_largest_point=nodes_of_largest_point)
 
     @cached_property
     def versions(self) -> Mapping[str, str]:
-        """Name -> version of software and driver; versions of workers override the driver's.
+        """Versions of the software by name, as the workers loaded it, and of the GPU driver.
 
         If workers differ, the text lists all versions: `2.27.3 and 2.28.9`.
         """
-        of_workers: dict[str, set[str]] = {}
+        worker_versions: dict[str, set[str]] = {}
         for device in self.devices.to_dict("records"):
             versions = dict(device["versions"] or {})
-            if isinstance(driver := device["driver_version"], str):
-                versions["driver"] = driver
+            if isinstance(gpu_driver := device["driver_version"], str):
+                versions["driver"] = gpu_driver
             for name, version in versions.items():
-                of_workers.setdefault(name, set()).add(version)
-        joined = {name: " and ".join(sorted(texts)) for name, texts in of_workers.items()}
+                worker_versions.setdefault(name, set()).add(version)
+        joined = {name: " and ".join(sorted(texts)) for name, texts in worker_versions.items()}
+        # The process of the sweep knows the versions of software that workers do not load.
         return {**self.run.versions, **joined}
 
     @cached_property
     def settings(self) -> list[str]:
-        """Names of the settings that tell points apart."""
+        """Names of the settings that distinguish the points."""
         return distinguishing_settings(self.rows)
 
     @cached_property
     def shared(self) -> Mapping[str, Any]:
-        """Name -> value of the settings that are the same in all points.
+        """The settings that have the same value in all points, by name.
 
         These are parameters of the workload, and OPTIONAL settings that are not at their default.
         """
@@ -191,7 +192,7 @@ class RunData:
 
     @cached_property
     def regions(self) -> Mapping[str, Sequence[RegionRow]]:
-        """Point id -> regions of the point, by `regions_by_point`."""
+        """The regions of each point on their slowest rank, by point_id."""
         return regions_by_point(typed_rows(self.region_rows, RegionRow))
 
     @cached_property
@@ -202,7 +203,7 @@ class RunData:
 
     @cached_property
     def overrides(self) -> list[str]:
-        """Values of `--set` of the run's command."""
+        """The values that the command of the run gave with `--set`."""
         return overrides_in(self.run.argv)
 
     @cached_property
@@ -221,7 +222,7 @@ class RunData:
 
     @property
     def is_batch_search(self) -> bool:
-        """Whether the job searched for the largest batch: out of memory is then a result."""
+        """Whether the job searched for the largest batch, so that out of memory is a result."""
         matrix = self.job.get("matrix")
         return isinstance(matrix, dict) and isinstance(matrix.get("batch_size"), str | dict)
 
@@ -231,7 +232,7 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
 
     Args:
         results: the results folder.
-        run: an id, its unique prefix, a job, `latest`, or a path.
+        run: an id, a unique prefix of an id, the name of a job, `latest`, or a path.
         references: reference values.
 
     Raises:
@@ -254,36 +255,44 @@ def _axes(job: Mapping[str, Any]) -> set[str]:
     for name in ("zip", "include"):
         entries = job.get(name)
         mappings += entries if isinstance(entries, list) else []
-    return {name for mapping in mappings if isinstance(mapping, Mapping) for name in mapping}
+    axes: set[str] = set()
+    for mapping in mappings:
+        if isinstance(mapping, Mapping):
+            axes.update(mapping)
+    return axes
 
 
-# The figure of a point that is compared with references: the first figure that the point has.
-_FIGURES = ("busbw_gb_s", "throughput", "memory_gb_s", "achieved_tflops_per_device", "step_ms_p50")
+# The first of these columns that a point has is compared with references.
+_MAIN_FIGURES = (
+    *("busbw_gb_s", "throughput", "memory_gb_s", "achieved_tflops_per_device"),
+    "step_ms_p50",
+)
 _BURST = "burst_tflops_per_device"
 
 
 def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iterator[MeasuredValue]:
     """Yield the main rate or step time of each row, and its burst rate.
 
-    Skips rows that are not ok, not on GPUs of a single model, quick, or disturbed by neighbours.
+    Only rows count that are ok, on GPUs of a single model, neither quick nor disturbed by other
+    work.
 
     Args:
         rows: attempts; controls and repeated attempts count too.
-        uuids: UUIDs of all devices of the run. A value of all devices names them as "a+b". A value
-            of one device names all devices as "a/b", because the device is not known. Other values
-            name no device.
+        uuids: UUIDs of all devices of the run.
     """
     for row in rows:
         model = row.device_name or ""
-        is_sound = row.status is Status.OK and row.device_type == "cuda"
-        is_of_several_models = len(set(row.models_by_rank or ())) > 1
-        if not is_sound or row.quick or row.neighbours or not model or is_of_several_models:
+        is_ok_on_gpu = row.status is Status.OK and row.device_type == "cuda"
+        has_several_models = len(set(row.models_by_rank or ())) > 1
+        if not is_ok_on_gpu or row.quick or row.neighbours or not model or has_several_models:
             continue
         settings = defining_settings(row)
         if row.world_size > 1:
             settings["node_count"] = str(row.node_count)
+        # "a+b" means both devices. "a/b" means one of them, because the device is not known. The
+        # devices of a point on several, but not all devices are unknown.
         separator = {len(uuids): "+", 1: "/"}.get(row.world_size)
-        main_figure = next((name for name in _FIGURES if getattr(row, name)), None)
+        main_figure = next((name for name in _MAIN_FIGURES if getattr(row, name)), None)
         for name in filter(None, (main_figure, _BURST)):
             if value := getattr(row, name):
                 yield MeasuredValue(
@@ -299,14 +308,19 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
 
 
 def defining_settings(row: PointRow) -> dict[str, str]:
-    """Return name -> text of the settings that define a point.
+    """Return the settings that define a point, as text by name.
 
     OPTIONAL settings at their default are left out.
     """
     values: dict[str, Any] = {"workload": row.workload, **row.params}
     for name in OPTIONAL:
-        if (value := setting_of(row, name)) != RUN_SETTINGS[name].default:
+        value = setting_of(row, name)
+        if value != RUN_SETTINGS[name].default:
             values[name] = value
     for name in filter(None, ("precision", batch_column(row), "world_size")):
         values[name] = getattr(row, name)
-    return {plain(n): plain(setting_text(v)) for n, v in values.items() if v is not None}
+    return {
+        plain(name): plain(setting_text(value))
+        for name, value in values.items()
+        if value is not None
+    }

@@ -50,14 +50,15 @@ from raybench.stats.summary import scatter
 if TYPE_CHECKING:
     from raybench.results.writer import RunStore
 
-# Settings that make a series, besides the workload's parameters and the batch that the job fixed.
-_SETTINGS = tuple(name for name in SETTINGS if name != "batch")
+# Settings that define a series, besides the workload's parameters and the batch that the job sets.
+_SERIES_SETTINGS = tuple(name for name in SETTINGS if name != "batch")
 # Settings that say which devices run a point, and how the devices share its work.
-_OF_DEVICES = frozenset({"world_size", "strategy", "devices", *UNEVEN, *DEGREES})
-# A larger relative difference between the clocks of two points is not noise.
-_LARGEST_DIFFERENCE = 0.01
+_DEVICE_SETTINGS = frozenset({"world_size", "strategy", "devices", *UNEVEN, *DEGREES})
+# Clocks of two points that differ by at most 1 % count as equal.
+_EQUAL_CLOCKS = 0.01
 
-Derived = dict[str, Any]  # fields of a ScaledRow
+# Fields of a ScaledRow by name.
+Derived = dict[str, Any]
 
 
 def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[ScaledRow]:
@@ -66,19 +67,12 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     A series is all points that are equal in every setting that the baseline does not name. speed_up
     is None for a point that is not ok or has no throughput; `why` has the reason for ok points.
 
-    * Intervals (`*_low`, `*_high`) are over the rounds of the run. Intervals of speed-up and
-      efficiency use the ratios within each round. See `raybench.stats.summary`.
-    * efficiency is speed_up / (world_size / world_size of the baseline point). It is known if the
-      baseline names world_size, and the two points differ in their devices alone. If devices are
-      of several models or emulated, the ideal is the sum of what each device does alone
-      (`_OwnSpeeds`); losses and serial_fraction are then unknown.
-    * serial_fraction, in strong scaling, is e = (1 / speed_up - 1 / p) / (1 - 1 / p) with p times
-      the devices, and e / (b - (b - 1) e) if the baseline has b devices: A. H. Karp, H. P. Flatt,
-      "Measuring parallel processor performance", Communications of the ACM 33(5), 1990. It covers
-      all losses, not serial code alone.
-    * Parts of the step that contradict the step are None; `why_no_breakdown` has the reason.
-    * `doubts` is None if the point is not ok, or the stored doubts are unknown and the columns give
-      no doubts.
+    * `efficiency`: speed-up / ratio of world sizes. It is known if the baseline names world_size,
+      and the two points differ in their devices alone. If devices are of several models or
+      emulated, the ideal speed-up is the sum of what each device does alone.
+    * `*_low`, `*_high`: intervals over the rounds of the run.
+    * Parts of the step are None if they contradict the step; `why_no_breakdown` has the reason.
+    * `doubts`: None if the point is not ok, or if its doubts are unknown.
 
     Args:
         points: all attempts of one run, with controls.
@@ -90,31 +84,32 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     # Sort the points into series.
     series: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
-        names = (*_SETTINGS, *filter(None, [batch_column(row)]))
+        names = (*_SERIES_SETTINGS, *filter(None, [batch_column(row)]))
         settings = ((name, str(getattr(row, name))) for name in names if name not in baseline)
-        params = sorted((k, v) for k, v in row.params.items() if k not in baseline)
+        params = sorted((name, text) for name, text in row.params.items() if name not in baseline)
         series.setdefault((*settings, *params), []).append(row)
     # Compare each point with the baseline point of its series.
-    speeds = _OwnSpeeds(rows)
+    speeds = _SingleDeviceSpeeds(rows)
     derived: dict[str, Derived] = {}
-    ratios = []
-    for number, members in enumerate(series.values()):
-        base = next((row for row in members if row.is_baseline), None)
-        for row in members:
-            values: Derived = {"series": number, "why": _why_not(row, members, baseline, speeds)}
-            if base is not None and values["why"] is None and _has_throughput(row):
+    log_ratios = []
+    for number, series_rows in enumerate(series.values()):
+        base = next((row for row in series_rows if row.is_baseline), None)
+        for row in series_rows:
+            why = _why_not_compared(row, series_rows, baseline, speeds)
+            values: Derived = {"series": number, "why": why}
+            if base is not None and why is None and _has_throughput(row):
                 is_scaling = _differ_in_devices_alone(row, base, baseline)
-                values |= _against(row, base, is_scaling, trials, speeds)
+                values |= _compare(row, base, is_scaling, trials, speeds)
             if base is not None and row is not base and "speed_up" in values:
-                ratios.append((row, trials.log_ratios(base, row)))
+                log_ratios.append((row, trials.log_ratios(base, row)))
             derived[row.point_id] = values
-    # Add the intervals over the rounds. All points together show how far starts lie apart.
-    times = [(row, trials.logs(row, lambda attempt: attempt.step_ms_p50)) for row in rows]
-    rates = [(row, trials.logs(row, lambda attempt: attempt.throughput)) for row in rows]
+    # Add the intervals over the rounds. The rounds of all points together show the scatter.
+    log_times = [(row, trials.logs(row, lambda attempt: attempt.step_ms_p50)) for row in rows]
+    log_rates = [(row, trials.logs(row, lambda attempt: attempt.throughput)) for row in rows]
     for logs, columns in (
-        (times, ("step_ms",)),
-        (rates, ("throughput",)),
-        (ratios, ("speed_up", "efficiency")),
+        (log_times, ("step_ms",)),
+        (log_rates, ("throughput",)),
+        (log_ratios, ("speed_up", "efficiency")),
     ):
         for row, half_width in half_widths(logs):
             values = derived[row.point_id]
@@ -123,46 +118,48 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
                 if (center := centers.get(name)) is not None:
                     values[f"{name}_low"] = center * math.exp(-half_width)
                     values[f"{name}_high"] = center * math.exp(half_width)
-    with_derived = []
+    scaled_rows = []
     for row in rows:
         values = derived[row.point_id]
-        # Doubts about the comparison are added to the doubts about the point.
-        of_comparison = values.pop("doubts", ())
-        doubts = (*(row.doubts or ()), *of_comparison) if of_comparison else row.doubts
-        with_derived.append(replace(row, **values, doubts=doubts))
-    return with_derived
+        doubts = row.doubts
+        if comparison_doubts := values.pop("doubts", ()):
+            doubts = (*(row.doubts or ()), *comparison_doubts)
+        scaled_rows.append(replace(row, **values, doubts=doubts))
+    return scaled_rows
 
 
 def _with_own_columns(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
     """Return a point with the derived columns that need no other point."""
-    reason = why_no_breakdown(row)
+    breakdown_doubt = why_no_breakdown(row)
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
-    # The wall time of the first rank belongs to the round whose step was broken down.
+    # The wall times belong to the round of the parts; take the first rank.
     wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
     step_ms = step_of_parts(row)
     is_ok = row.status is Status.OK
     ok_rounds = trials.rounds(row).values() if is_ok else ()
     values = {**vars(row), "doubts": _known_doubts(row) if is_ok else None}
-    if reason:
+    if breakdown_doubt:
         # Parts that contradict the step are not shown.
         values |= dict.fromkeys((*BREAKDOWN, "host_bound"))
+    is_baseline = bool(baseline) and all(
+        _is_same(setting_of(row, name), value) for name, value in baseline.items()
+    )
     return ScaledRow(
         **values,
         batch=getattr(row, column) if column else None,
         rounds=len(trials.rounds(row)),
-        is_baseline=bool(baseline)
-        and all(_is_same(setting_of(row, name), value) for name, value in baseline.items()),
+        is_baseline=is_baseline,
         samples_per_joule=samples_per_joule(ok_rounds),
         wall_unsynced_share=wall_ms / step_ms if wall_ms and step_ms else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
-        why_no_breakdown=reason,
+        why_no_breakdown=breakdown_doubt,
     )
 
 
 def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
     """Return stored doubts and doubts that follow from columns; None if both are unknown."""
-    # Stored doubts of these kinds describe single rounds, so derive them again from the columns of
+    # Stored doubts of some kinds describe single rounds, so derive them again from the columns of
     # the mean over the rounds.
     stored = (doubt for doubt in row.doubts or () if doubt.kind not in DERIVED_FROM_MEAN)
     doubts = worst_of_each((*stored, *column_doubts(row)))
@@ -170,71 +167,82 @@ def _known_doubts(row: PointRow) -> tuple[Doubt, ...] | None:
 
 
 def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
-    """Return the samples of all rounds divided by the energy of their steps; None if unknown."""
-    samples, used_j = 0.0, 0.0
+    """Return the samples of all rounds / the energy of their steps; None if unknown."""
+    all_samples, all_energy_j = 0.0, 0.0
     for row in rounds:
         steps = (row.iterations or 0) * (row.inner_iterations or 0)
-        of_round = (row.throughput or 0.0) * (row.step_ms_mean or 0.0) / MS_PER_S * steps
-        if not of_round or not row.energy_j:
+        samples = (row.throughput or 0.0) * (row.step_ms_mean or 0.0) / MS_PER_S * steps
+        if not samples or not row.energy_j:
             return None
-        samples, used_j = samples + of_round, used_j + row.energy_j
-    return samples / used_j if used_j else None
+        all_samples += samples
+        all_energy_j += row.energy_j
+    return all_samples / all_energy_j if all_energy_j else None
 
 
-def _against(
-    row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, speeds: _OwnSpeeds
+def _compare(
+    row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, speeds: _SingleDeviceSpeeds
 ) -> Derived:
     """Return the columns that follow from the comparison with the baseline point.
 
     Args:
         is_scaling: whether the points differ in devices alone, so that the speed-up has an ideal.
     """
-    ratios = trials.log_ratios(base, row)
-    if not ratios:
+    log_ratios = trials.log_ratios(base, row)
+    if not log_ratios:
         return {"why": NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)}
-    speed_up = math.exp(sum(ratios.values()) / len(ratios))
+    speed_up = math.exp(sum(log_ratios.values()) / len(log_ratios))
     peak, base_peak = row.peak_mem_allocated_bytes, base.peak_mem_allocated_bytes
     values: Derived = {
         "speed_up": speed_up,
         "memory_ratio": None if peak is None or not base_peak else peak / base_peak,
         "clock_ratio": _clock_ratio(row, base),
-        "doubts": tuple(_doubts_beside(row, base)),
+        "doubts": tuple(_comparison_doubts(row, base)),
     }
     if not is_scaling:
         return values
     has_uneven_devices = row.slow_ratio < 1 or len({*_models_of(row), *_models_of(base)}) > 1
     if has_uneven_devices:
         # The ideal is the sum of what each device does alone.
-        ideal, base_ideal = speeds.together(row), speeds.together(base)
+        ideal, base_ideal = speeds.sum_of_devices(row), speeds.sum_of_devices(base)
         if ideal and base_ideal:
             values["efficiency"] = speed_up * base_ideal / ideal
         return values
-    devices = row.world_size / base.world_size
-    efficiency = speed_up / devices
-    if row.scaling == "strong" and devices > 1:
-        # Karp and Flatt give e, the serial share of the time of the baseline with its b devices.
-        # Amdahl's law gives e = f / (f + (1 - f) / b) for the serial share f of the time of one
-        # device. Solve for f. A point that is much slower than the baseline has no solution.
-        serial = (1 / speed_up - 1 / devices) / (1 - 1 / devices)
-        divisor = base.world_size - (base.world_size - 1) * serial
-        values["serial_fraction"] = serial / divisor if divisor > 0 else None
+    ideal_speed_up = row.world_size / base.world_size
+    efficiency = speed_up / ideal_speed_up
+    if row.scaling == "strong" and ideal_speed_up > 1:
+        values["serial_fraction"] = _serial_fraction(speed_up, ideal_speed_up, base.world_size)
     values["why_no_losses"] = _why_no_losses(row, base)
     if not (row.why_no_breakdown or base.why_no_breakdown):
         values |= shares_of_loss(row, base, efficiency)
     return values | {"efficiency": efficiency}
 
 
-def _doubts_beside(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
+def _serial_fraction(speed_up: float, ideal_speed_up: float, base_world_size: int) -> float | None:
+    """Return the serial share of the step on one device, by Amdahl's law.
+
+    None if the point is so much slower than the baseline that no share explains its step.
+    """
+    # The serial share of the baseline's step: A. H. Karp, H. P. Flatt, "Measuring parallel
+    # processor performance", Communications of the ACM 33(5), 1990.
+    share_of_base = (1 / speed_up - 1 / ideal_speed_up) / (1 - 1 / ideal_speed_up)
+    # For b devices and the share f of one device, share_of_base = f / (f + (1 - f) / b). Solve for
+    # f.
+    divisor = base_world_size - (base_world_size - 1) * share_of_base
+    return share_of_base / divisor if divisor > 0 else None
+
+
+def _comparison_doubts(row: ScaledRow, base: ScaledRow) -> Iterator[Doubt]:
     """Yield the doubts about the comparison of a point with its baseline point."""
     if base.stable is False:
         yield Doubt(kind=DoubtKind.BASE_UNSTEADY, value=base.warmup_iterations)
     if (ratio := _clock_ratio(row, base)) is not None:
         yield Doubt(kind=DoubtKind.OTHER_CLOCKS, value=ratio, limit=1.0)
     kernels, base_kernels = row.attention_kernels, base.attention_kernels
-    is_asked = row.params.get("attention") != base.params.get("attention")
-    if kernels and base_kernels and kernels != base_kernels and not is_asked:
-        here, there = ", ".join(kernels), ", ".join(base_kernels)
-        subject = f"`{here}` here and `{there}` at the baseline point"
+    # Other kernels are expected if the job asks for them.
+    is_requested = row.params.get("attention") != base.params.get("attention")
+    if kernels and base_kernels and kernels != base_kernels and not is_requested:
+        names, base_names = ", ".join(kernels), ", ".join(base_kernels)
+        subject = f"`{names}` here and `{base_names}` at the baseline point"
         yield Doubt(kind=DoubtKind.OTHER_KERNELS, subject=subject)
 
 
@@ -246,15 +254,15 @@ def _why_no_losses(row: ScaledRow, base: ScaledRow) -> LossesUnknown | None:
         if point.why_no_breakdown:
             return LossesUnknown(reason=NotMeasured.PARTS_EXCEED, is_at_baseline=point is base)
     for point in (row, base):
-        if (reason := _why_not_taken_apart(point)) is not None:
+        if (reason := _why_part_not_measured(point)) is not None:
             return LossesUnknown(reason=reason, is_at_baseline=point is base)
     return None
 
 
-def _why_not_taken_apart(row: ScaledRow) -> NotMeasured | None:
-    """Return why a part of the step that losses need was not measured."""
-    needed = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
-    for name in needed:
+def _why_part_not_measured(row: ScaledRow) -> NotMeasured | None:
+    """Return why a part of the step that losses need was not measured; None if all parts were."""
+    needed_parts = ("compute_ms",) if row.world_size == 1 else ("compute_ms", "comm_exposed_ms")
+    for name in needed_parts:
         reason = (row.not_measured or {}).get(name)
         if getattr(row, name) is None and reason is not None:
             return reason
@@ -265,49 +273,58 @@ def _differ_in_devices_alone(
     row: ScaledRow, base: ScaledRow, baseline: Mapping[str, Scalar]
 ) -> bool:
     """Return whether two points differ in devices alone, and the baseline names world_size."""
-    # The job fixes one kind of batch. The other kind follows from the number of devices.
-    following = {"batch_size", "global_batch_size"} - {batch_column(row)}
-    others = [name for name in baseline if name not in _OF_DEVICES and name not in following]
-    return "world_size" in baseline and all(
-        _is_same(setting_of(row, name), setting_of(base, name)) for name in others
-    )
+    if "world_size" not in baseline:
+        return False
+    # The job sets one kind of batch. The other kind follows from the number of devices.
+    derived_batch = {"batch_size", "global_batch_size"} - {batch_column(row)}
+    for name in baseline:
+        is_of_devices = name in _DEVICE_SETTINGS or name in derived_batch
+        if not is_of_devices and not _is_same(setting_of(row, name), setting_of(base, name)):
+            return False
+    return True
 
 
 def half_widths(
     measured: Sequence[tuple[ScaledRow, Mapping[int, float]]],
 ) -> Iterator[tuple[ScaledRow, float]]:
-    """Yield each row with at least two rounds, and half of the 95 % interval of its mean.
+    """Yield each row with at least two rounds, and half the width of the interval of its mean.
+
+    The intervals are 95 % intervals of logarithms.
 
     Args:
-        measured: each row with round -> logarithm of its value. The half width is a logarithm too.
+        measured: each row with the logarithm of its value by round.
     """
+    # Number the rounds: they are the columns of the matrix [points, rounds].
     columns: dict[int, int] = {}
     for _, logs in measured:
-        for number in logs:
-            columns.setdefault(number, len(columns))
+        for round_number in logs:
+            columns.setdefault(round_number, len(columns))
     values = np.full((len(measured), len(columns)), math.nan)
-    for index, (_, logs) in enumerate(measured):
-        for number, log in logs.items():
-            values[index, columns[number]] = log
+    for point, (_, logs) in enumerate(measured):
+        for round_number, log in logs.items():
+            values[point, columns[round_number]] = log
     scatters = scatter(values) if measured else []
-    for (row, logs), of_row in zip(measured, scatters, strict=True):
-        if of_row is not None:
-            yield row, of_row.half_width(1 / len(logs))
+    for (row, logs), point_scatter in zip(measured, scatters, strict=True):
+        if point_scatter is not None:
+            yield row, point_scatter.half_width(1 / len(logs))
 
 
-def _why_not(
+def _why_not_compared(
     row: ScaledRow,
-    members: Sequence[ScaledRow],
+    series_rows: Sequence[ScaledRow],
     baseline: Mapping[str, Scalar],
-    speeds: _OwnSpeeds,
+    speeds: _SingleDeviceSpeeds,
 ) -> NotCompared | None:
-    """Return why an ok point cannot be compared; `members` are all points of its series."""
+    """Return why an ok point cannot be compared with the baseline point of its series.
+
+    None if the point can be compared, and for points that are not meant to have a speed-up.
+    """
     if not _has_throughput(row):
         is_doubted = any(doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ())
         return NotCompared(kind=NotComparedKind.NO_THROUGHPUT) if baseline and is_doubted else None
     if not baseline:
         return NotCompared(kind=NotComparedKind.NO_BASELINE)
-    base = next((member for member in members if member.is_baseline), None)
+    base = next((other for other in series_rows if other.is_baseline), None)
     if base is None:
         settings = " ".join(f"{name}={setting_text(value)}" for name, value in baseline.items())
         return NotCompared(kind=NotComparedKind.NO_BASELINE_POINT, subject=settings)
@@ -316,18 +333,18 @@ def _why_not(
     if base.device_name != row.device_name:
         is_scaling = _differ_in_devices_alone(row, base, baseline)
         # Devices of several models are comparable if each model was measured alone.
-        can_be_weighed = is_scaling and _has_throughput(base)
-        if not can_be_weighed or speeds.together(row) is None:
-            if len(set(_models_of(row))) < 2:
-                subject = base.device_name or ""
-                return NotCompared(kind=NotComparedKind.OTHER_DEVICE, subject=subject)
-            missing = " and ".join(speeds.missing(row)) or base.device_name or ""
+        has_ideal = is_scaling and _has_throughput(base) and speeds.sum_of_devices(row) is not None
+        if not has_ideal and len(set(_models_of(row))) < 2:
+            subject = base.device_name or ""
+            return NotCompared(kind=NotComparedKind.OTHER_DEVICE, subject=subject)
+        if not has_ideal:
+            missing = " and ".join(speeds.missing_models(row)) or base.device_name or ""
             return NotCompared(kind=NotComparedKind.NOT_MEASURED_ALONE, subject=missing)
     if not _has_throughput(base):
         return NotCompared(kind=NotComparedKind.BASELINE_WITHOUT_THROUGHPUT)
-    if why := _why_not_comparable(row, base):
+    if why := _why_clocks_differ(row, base):
         return why
-    bases = list(dict.fromkeys(member.point_id for member in members if member.is_baseline))
+    bases = list(dict.fromkeys(other.point_id for other in series_rows if other.is_baseline))
     if len(bases) > 1:
         return NotCompared(
             kind=NotComparedKind.SEVERAL_BASELINES, value=len(bases), subject=" and ".join(bases)
@@ -336,33 +353,32 @@ def _why_not(
 
 
 def _has_throughput(row: PointRow) -> bool:
+    """Return whether a point is ok and has a throughput."""
     return row.status is Status.OK and bool(row.throughput)
 
 
-def _is_same(stored: Any, wanted: Scalar) -> bool:
-    """Return whether two settings are equal as text or as numbers: tables hold text."""
+def _is_same(stored: Any, expected: Scalar) -> bool:
+    """Return whether two settings are equal as text or as numbers, because tables hold text."""
     if stored is None:
         return False
-    if setting_text(stored) == setting_text(wanted):
+    if setting_text(stored) == setting_text(expected):
         return True
     number = number_of(stored)
-    return number is not None and number == number_of(wanted)
+    return number is not None and number == number_of(expected)
 
 
-def _why_not_comparable(row: PointRow, base: PointRow) -> NotCompared | None:
-    """Return why clocks forbid a comparison with the baseline.
-
-    A power cap is no obstacle: a device with less work draws less power and clocks higher.
-    """
+def _why_clocks_differ(row: PointRow, base: PointRow) -> NotCompared | None:
+    """Return why clocks forbid a comparison with the baseline; None if they do not."""
     for point, kind in (
         (base, NotComparedKind.BASELINE_CLOCKS_LIMITED),
         (row, NotComparedKind.CLOCKS_LIMITED),
     ):
-        reasons = [reason for reason in _reasons(point) if reason not in NORMAL_LIMITS]
+        reasons = [reason for reason in _throttle_reasons(point) if reason not in NORMAL_LIMITS]
         if reasons:
             return NotCompared(kind=kind, subject=", ".join(reasons))
     ratio = _clock_ratio(row, base)
-    if ratio is None or "power_cap" in _reasons(row if ratio < 1 else base):
+    # A power cap is normal: a device with less work draws less power and clocks higher.
+    if ratio is None or "power_cap" in _throttle_reasons(row if ratio < 1 else base):
         return None
     return NotCompared(
         kind=NotComparedKind.CLOCKS_DIFFER,
@@ -372,79 +388,84 @@ def _why_not_comparable(row: PointRow, base: PointRow) -> NotCompared | None:
 
 
 def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
-    """Return the ratio of the SM clocks of two points.
+    """Return the SM clock of a point / the SM clock of the baseline point.
 
-    None if the ratio is unknown or near 1, or if the points ran on different models.
+    None if the ratio is unknown or within 1 % of 1, or if the points ran on different models.
     """
     mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
     if row.device_name != base.device_name or not mhz or not base_mhz:
         return None
-    return None if abs(math.log(mhz / base_mhz)) <= _LARGEST_DIFFERENCE else mhz / base_mhz
+    ratio = mhz / base_mhz
+    return None if abs(math.log(ratio)) <= _EQUAL_CLOCKS else ratio
 
 
-def _reasons(row: PointRow) -> Sequence[str]:
+def _throttle_reasons(row: PointRow) -> Sequence[str]:
     """Return the reasons why the clocks of a point were limited; empty if they were not."""
     return (row.throttle_reasons or ("unknown",)) if row.throttled else ()
 
 
-# Settings of EXECUTION that do not say which devices work, nor how they share the work.
-_ALIKE = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
+# Settings of EXECUTION that say neither which devices work, nor how they share the work.
+_EXECUTION_OF_ANY_DEVICES = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
 
 
 def _models_of(row: PointRow) -> Sequence[str]:
     """Return the device model of each rank; empty if unknown."""
-    same = (row.device_name,) * row.world_size if row.device_name else ()
-    return row.models_by_rank or same
+    if row.models_by_rank:
+        return row.models_by_rank
+    return (row.device_name,) * row.world_size if row.device_name else ()
 
 
 def probe_speeds(row: PointRow) -> list[float]:
     """Return the samples/s of each device alone with an equal share of the batch, in rank order.
 
-    Computed from the probes of an uneven step; empty without probes.
+    Uses the probes of an uneven step; empty without probes.
     """
     if not row.global_batch_size or not row.fixed_ms_by_rank or not row.speed_by_rank:
         return []
-    equal = max(1, round(row.global_batch_size / row.world_size))
-    return [
-        equal / (fixed / MS_PER_S + equal / rate)
-        for fixed, rate in zip(row.fixed_ms_by_rank, row.speed_by_rank, strict=True)
-    ]
+    equal_share = max(1, round(row.global_batch_size / row.world_size))
+    speeds = []
+    for fixed_ms, items_per_s in zip(row.fixed_ms_by_rank, row.speed_by_rank, strict=True):
+        step_s = fixed_ms / MS_PER_S + equal_share / items_per_s
+        speeds.append(equal_share / step_s)
+    return speeds
 
 
-class _OwnSpeeds:
-    """Samples/s of a single device of each model, by the ok points of a run with one device."""
+class _SingleDeviceSpeeds:
+    """Samples/s of a single device of each model, from the points of a run with one device."""
 
     def __init__(self, rows: Iterable[PointRow]) -> None:
-        # Settings -> model -> samples/s.
-        self._alone: dict[tuple[object, ...], dict[str, float]] = {}
+        # Key: settings, and then the device model.
+        self._samples_per_s: dict[tuple[object, ...], dict[str, float]] = {}
         for row in rows:
-            is_plain = row.world_size == 1 and row.slow_ratio == 1 and row.status is Status.OK
-            if is_plain and row.throughput and len(_models_of(row)) == 1:
-                by_model = self._alone.setdefault(_key(row), {})
-                by_model.setdefault(_models_of(row)[0], row.throughput)
+            is_single = row.world_size == 1 and row.slow_ratio == 1 and row.status is Status.OK
+            if is_single and row.throughput and len(_models_of(row)) == 1:
+                speeds = self._samples_per_s.setdefault(_settings_of_any_devices(row), {})
+                speeds.setdefault(_models_of(row)[0], row.throughput)
 
-    def together(self, row: PointRow) -> float | None:
-        """Return the sum of samples/s of a point's devices, each measured alone."""
+    def sum_of_devices(self, row: PointRow) -> float | None:
+        """Return the sum of samples/s of the devices, each measured alone; None if unknown."""
         if row.world_size == 1:
             return row.throughput
-        alone = self._alone.get(_key(row), {})
+        speeds = self._samples_per_s.get(_settings_of_any_devices(row), {})
         models = _models_of(row)
-        if models and not self.missing(row):
-            return sum(alone[model] for model in models)
+        if models and not self.missing_models(row):
+            return sum(speeds[model] for model in models)
         return sum(probe_speeds(row)) or None
 
-    def missing(self, row: PointRow) -> Sequence[str]:
-        """Return the device models of a point that were not measured alone.
+    def missing_models(self, row: PointRow) -> Sequence[str]:
+        """Return the device models of a point that were not measured alone."""
+        speeds = self._samples_per_s.get(_settings_of_any_devices(row), {})
+        # An emulated slow device is slower than a device of its model.
+        if row.slow_ratio != 1:
+            speeds = {}
+        return [model for model in dict.fromkeys(_models_of(row)) if model not in speeds]
 
-        Emulated slow devices count as not measured.
-        """
-        alone = self._alone.get(_key(row), {}) if row.slow_ratio == 1 else {}
-        return [model for model in dict.fromkeys(_models_of(row)) if model not in alone]
 
-
-def _key(row: PointRow) -> tuple[object, ...]:
-    """Return the settings in which a point and the point of a single device must agree."""
-    names = ("workload", "scaling", *_ALIKE, batch_column(row) or "status")
+def _settings_of_any_devices(row: PointRow) -> tuple[object, ...]:
+    """Return the settings that do not depend on the devices of a point."""
+    names = ["workload", "scaling", *_EXECUTION_OF_ANY_DEVICES]
+    if batch := batch_column(row):
+        names.append(batch)
     return (*(str(setting_of(row, name)) for name in names), *sorted(row.params.items()))
 
 
@@ -463,103 +484,104 @@ def has_causes(row: object) -> bool:
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
     """Return the shares of the step that are lost, by cause; their sum is 1 - efficiency.
 
-    The loss of a part is its time minus the time that perfect scaling would give it. That is its
-    time in the baseline point, times the ratio of work per step and rank (about 1 in weak scaling).
-    A negative loss is time gained.
+    The loss of a part is its time minus the time that perfect scaling would give it. A negative
+    loss is time gained.
 
-    * lost_comm: exposed communication (`comm_exposed_ms`).
-    * lost_wait: the slowest rank's own step, beyond the other ranks.
-    * lost_compute: the device's own work on the other ranks, with the optimizer; with DDP also its
-      work around the gradients.
+    * lost_comm: exposed communication.
+    * lost_wait: the excess of the slowest rank over another rank.
+    * lost_compute: work of the device of that other rank.
     * lost_data: the next batch is late; on a GPU only while the device is idle.
     * lost_host: the device is idle because the host is late for other reasons.
     * lost_unexplained: the rest, such as `unexplained_ms` and stalls.
 
-    The parts were measured in the first round; other rounds are assumed to have the same shares. A
-    loss is None if its part was not measured. The result is empty without step times.
+    A loss is None if its part was not measured. The result is empty without step times.
 
     Args:
-        row: a point that has a throughput, and for which `why_no_breakdown` returns None.
-        base: the baseline point, as `row`.
+        row: a point that has a throughput and a valid breakdown (`why_no_breakdown`).
+        base: the baseline point; the same holds for it.
         efficiency: efficiency of `row`.
     """
-    step_ms, base_ms = _pace_ms(row), _pace_ms(base)
-    if not step_ms or not base_ms:
+    step_ms, base_step_ms = _mean_or_median_ms(row), _mean_or_median_ms(base)
+    if not step_ms or not base_step_ms:
         return {}
-    work = efficiency * step_ms / base_ms
-    parts, base_parts = _parts_of_rounds(row), _parts_of_rounds(base)
+    # Work per step and rank / the same of the baseline point; about 1 in weak scaling.
+    work_ratio = efficiency * step_ms / base_step_ms
+    parts, base_parts = _scaled_parts_ms(row), _scaled_parts_ms(base)
     losses_ms: dict[str, float | None] = {}
-    for name, ms in parts.items():
-        base_part_ms = base_parts[name]
-        losses_ms[name] = None
-        if ms is not None and base_part_ms is not None:
-            losses_ms[name] = ms - work * base_part_ms
+    for cause, part_ms in parts.items():
+        base_part_ms = base_parts[cause]
+        losses_ms[cause] = None
+        if part_ms is not None and base_part_ms is not None:
+            losses_ms[cause] = part_ms - work_ratio * base_part_ms
     if row.device_type != "cpu":
         # Late data costs only while the device is idle. The host causes all other idle time.
         data_ms, idle_ms = losses_ms["lost_data"], losses_ms["lost_host"]
-        waited_ms = None
+        idle_for_data_ms = None
         if data_ms is not None and idle_ms is not None:
-            waited_ms = min(max(0.0, data_ms), max(0.0, idle_ms))
-        losses_ms["lost_data"] = waited_ms
-        losses_ms["lost_host"] = None if idle_ms is None else idle_ms - (waited_ms or 0.0)
-    shares = {name: None if ms is None else ms / step_ms for name, ms in losses_ms.items()}
+            idle_for_data_ms = min(max(0.0, data_ms), max(0.0, idle_ms))
+        losses_ms["lost_data"] = idle_for_data_ms
+        losses_ms["lost_host"] = None if idle_ms is None else idle_ms - (idle_for_data_ms or 0.0)
+    shares: dict[str, float | None] = {}
+    for cause, loss_ms in losses_ms.items():
+        shares[cause] = None if loss_ms is None else loss_ms / step_ms
     explained = sum(share for share in shares.values() if share is not None)
     return {**shares, "lost_unexplained": 1 - efficiency - explained}
 
 
-def _parts_of_rounds(row: PointRow) -> dict[str, float | None]:
-    """Return `_parts` of the round with a breakdown, scaled to the median step of all rounds."""
+def _scaled_parts_ms(row: PointRow) -> dict[str, float | None]:
+    """Return the part of the step for each cause of a loss, scaled to the step of all rounds.
+
+    The parts were measured in the first round. Other rounds are assumed to have the same shares.
+    """
     round_step_ms = step_of_parts(row)
     if not round_step_ms or not row.step_ms_p50:
         return dict.fromkeys(LOSSES[:-1])
     factor = row.step_ms_p50 / round_step_ms
-    parts = _parts(row, (_pace_ms(row) or 0.0) / factor)
-    return {name: None if ms is None else factor * ms for name, ms in parts.items()}
+    parts = _parts_ms(row, (_mean_or_median_ms(row) or 0.0) / factor)
+    return {cause: None if ms is None else factor * ms for cause, ms in parts.items()}
 
 
-def _parts(row: PointRow, pace_ms: float) -> dict[str, float | None]:
-    """Return cause of a loss -> part of the step in ms.
-
-    lost_wait is the slowest rank's excess over another rank. lost_compute, lost_data and lost_host
-    are parts of that other rank. Without a breakdown, only lost_data is known.
+def _parts_ms(row: PointRow, mean_ms: float) -> dict[str, float | None]:
+    """Return the part of the step for each cause of a loss, in the round of the parts.
 
     Args:
-        pace_ms: mean step in the round of the parts.
+        mean_ms: mean step of that round.
     """
     parts: dict[str, float | None] = dict.fromkeys(LOSSES[:-1])
     local_ms, data_ms, gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
     parts["lost_data"] = data_ms
     if local_ms is None:
         return parts
+    # Take the wait from the slowest rank, and the other parts from a typical rank.
     is_alone = row.world_size == 1
     excess_ms = 0.0 if is_alone else row.straggler_ms
-    own_ms = local_ms - (excess_ms or 0.0)
-    # Time of work on the device of the other rank.
-    by_rank, local_by_rank = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
-    if len(by_rank) == 1:
-        device_ms: float | None = by_rank[0]
-    elif by_rank and len(by_rank) == len(local_by_rank):
-        device_ms = by_rank[slowest_and_other(local_by_rank)[1]]
-    else:
-        device_ms = None if gap_ms is None else local_ms - gap_ms
+    typical_ms = local_ms - (excess_ms or 0.0)
+    device_by_rank, local_by_rank = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
+    device_ms = None if gap_ms is None else local_ms - gap_ms
+    if len(device_by_rank) == 1:
+        device_ms = device_by_rank[0]
+    elif device_by_rank and len(device_by_rank) == len(local_by_rank):
+        _, typical_rank = slowest_and_other(local_by_rank)
+        device_ms = device_by_rank[typical_rank]
     if is_alone and device_ms is not None:
-        # A single rank waits for nobody, so its own step is at most the mean step.
-        own_ms = min(own_ms, max(pace_ms, device_ms))
+        # A single rank has no communication, so its local step is at most the mean step.
+        typical_ms = min(typical_ms, max(mean_ms, device_ms))
     if row.device_type == "cpu":
-        parts["lost_compute"] = own_ms - (data_ms or 0.0)
+        parts["lost_compute"] = typical_ms - (data_ms or 0.0)
     elif device_ms is not None:
-        parts["lost_compute"], parts["lost_host"] = device_ms, own_ms - device_ms
-    comm_ms = 0.0 if is_alone else row.comm_exposed_ms
-    return {**parts, "lost_comm": comm_ms, "lost_wait": excess_ms}
+        parts["lost_compute"], parts["lost_host"] = device_ms, typical_ms - device_ms
+    parts["lost_comm"] = 0.0 if is_alone else row.comm_exposed_ms
+    parts["lost_wait"] = excess_ms
+    return parts
 
 
-def _pace_ms(row: PointRow) -> float | None:
+def _mean_or_median_ms(row: PointRow) -> float | None:
     """Return the mean step in ms; the median step without local steps."""
     return row.step_ms_mean if row.local_step_ms_by_rank else row.step_ms_p50
 
 
-# Columns of `summary` with another name in `points`, and columns that `points` lacks.
-_SOURCES = {
+# Columns of `summary` that have another name in `points`.
+_POINTS_NAMES = {
     "step_ms": "step_ms_p50",
     "throughput_items_per_s": "throughput",
     "data_wait_ms": "data_ms",
@@ -567,7 +589,8 @@ _SOURCES = {
     "peak_memory_bytes": "peak_mem_allocated_bytes",
     "bus_gb_s": "busbw_gb_s",
 }
-_MADE = ("job_name", "params_json", "metrics_json", "doubts")
+# Columns of `summary` that are not copied from `points`.
+_COMPUTED = ("job_name", "params_json", "metrics_json", "doubts")
 
 
 def write_summary(store: RunStore, run: Run) -> None:
@@ -581,7 +604,8 @@ def write_summary(store: RunStore, run: Run) -> None:
     try:
         points = point_rows(reader.load_table(store.root, "points", run.run_id))
     except ResultsError:
-        return  # the report names the damaged file
+        # The report names the damaged file.
+        return
     store.write_summary(summary_rows(run, points))
 
 
@@ -591,26 +615,27 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
     params_json has typed parameters, and settings of OPTIONAL that are not at their default.
 
     Args:
-        run: the run.
-        points: its rows in `points`, all attempts.
+        run: a row of the table `runs`.
+        points: all attempts of the run: its rows in the table `points`.
     """
     summary = []
     for row in scaling(points, run.baseline):
-        settings = {name: getattr(row, name) for name in OPTIONAL}
-        changed = {n: value for n, value in settings.items() if value != RUN_SETTINGS[n].default}
-        typed = {name: typed_value(text) for name, text in row.params.items()}
-        copied = {
-            name: getattr(row, _SOURCES.get(name, name))
-            for name in SummaryRow.__dataclass_fields__
-            if name not in _MADE
-        }
-        kinds = dict.fromkeys(doubt.kind.value for doubt in row.doubts or ())
+        params = {name: typed_value(text) for name, text in row.params.items()}
+        for name in OPTIONAL:
+            value = getattr(row, name)
+            if value != RUN_SETTINGS[name].default:
+                params[name] = value
+        copied = {}
+        for name in SummaryRow.__dataclass_fields__:
+            if name not in _COMPUTED:
+                copied[name] = getattr(row, _POINTS_NAMES.get(name, name))
+        doubt_kinds = dict.fromkeys(doubt.kind.value for doubt in row.doubts or ())
         summary.append(
             SummaryRow(
                 job_name=run.job_name,
-                params_json=json.dumps(typed | changed),
+                params_json=json.dumps(params),
                 metrics_json=json.dumps(dict(row.workload_metrics or {})),
-                doubts=None if row.doubts is None else tuple(kinds),
+                doubts=None if row.doubts is None else tuple(doubt_kinds),
                 **copied,
             )
         )
@@ -618,7 +643,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
 
 
 def typed_value(text: str) -> bool | int | float | str:
-    """Return the bool or finite number that a text is in JSON, else the text."""
+    """Return the bool or finite number that a text is in JSON, or else the text."""
     try:
         value = json.loads(text)
         is_number = isinstance(value, bool | int | float) and math.isfinite(value)
