@@ -271,7 +271,7 @@ class RunAnswer:
     data: RunData
     # The question of the job.
     asked: Answer
-    # Points with the same values of these settings are one case.
+    # Points that agree in these settings are one case.
     case_settings: tuple[str, ...]
     # Settings in which the points of a case differ.
     compared_settings: tuple[str, ...]
@@ -431,11 +431,9 @@ def _ranked_by(data: RunData, asked: Answer) -> Answer:
 
 
 def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
-    """Return the largest batch that fits, for each series whose search has ended.
-
-    A series is all points in weak scaling that differ in the batch alone.
-    """
+    """Return the largest batch that fits, for each series whose search has ended."""
     rows = list(rows)
+    # A series is all points in weak scaling that differ in the batch alone.
     series: dict[tuple[str, ...], list[ScaledRow]] = {}
     names = varying(rows, ("scaling", "batch"), always=("precision", "world_size"))
     for row in rows:
@@ -664,10 +662,8 @@ def _single_starts(data: RunData, conclusion: Conclusion) -> int:
 
 
 def _more_rounds(data: RunData) -> MoreRounds | None:
-    """Return how long it takes to add rounds until the run has 3 rounds.
-
-    None if a point has 3 rounds, no point is ok, or the run has not ended.
-    """
+    """Return how long it takes to complete 3 rounds; None if they exist, or the run goes on."""
+    # Without an ok point, more rounds are of no use.
     done = max((row.rounds for row in data.ok_rows), default=WORTHWHILE)
     if done >= WORTHWHILE or data.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         return None
@@ -688,7 +684,7 @@ def _next_command(data: RunData, more_rounds: MoreRounds | None) -> NextCommand:
     is_incomplete = is_failed or is_lost or data.run.status is RunStatus.INTERRUPTED
     run, folder = data.run, str(data.folder)
     is_default_folder = folder == "results"
-    # The words after `--` are the command of a script, which stays at the end.
+    # The command of a script, after `--`, stays at the end.
     words = list(run.argv[1:])
     end = words.index("--") if "--" in words else len(words)
     options, script_words = words[:end], words[end:]

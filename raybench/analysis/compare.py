@@ -342,14 +342,14 @@ def _test_fields(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str
         return {}
     p_slower = [test.scatter.p_value(-test.size, test.variance_share) for test in tests]
     p_faster = [test.scatter.p_value(test.size, test.variance_share) for test in tests]
-    q_slower = false_discovery_control(p_slower).tolist()
-    q_faster = false_discovery_control(p_faster).tolist()
+    q_values_slower = false_discovery_control(p_slower).tolist()
+    q_values_faster = false_discovery_control(p_faster).tolist()
     fields_by_point = {}
-    for test, *q_values in zip(tests, q_slower, q_faster, strict=True):
+    for test, q_slower, q_faster in zip(tests, q_values_slower, q_values_faster, strict=True):
         ratio_low, ratio_high = test.interval(_DECIDING_CONFIDENCE)
         interval_low, interval_high = test.interval(_SHOWN_CONFIDENCE)
         fields_by_point[test.point_id] = {
-            **_verdict_fields(test, q_values, threshold),
+            **_verdict_fields(test, q_slower, q_faster, threshold),
             "ratio_low": ratio_low,
             "ratio_high": ratio_high,
             "interval_low": interval_low,
@@ -388,14 +388,11 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     return tests
 
 
-def _verdict_fields(test: _Test, q_values: Sequence[float], threshold: float) -> dict[str, Any]:
-    """Return the fields verdict, q_value and why.
-
-    Args:
-        q_values: false discovery rates of the verdicts slower and faster.
-    """
+def _verdict_fields(
+    test: _Test, q_slower: float, q_faster: float, threshold: float
+) -> dict[str, Any]:
+    """Return the fields verdict, q_value and why."""
     change = test.ratio - 1
-    q_slower, q_faster = q_values
     if -change > threshold and q_slower <= FALSE_VERDICTS:
         return {"verdict": SLOWER, "q_value": q_slower, "why": None}
     if change > threshold and q_faster <= FALSE_VERDICTS:
@@ -470,7 +467,6 @@ def facts(run: Run, devices: pd.DataFrame) -> dict[Fact, str]:
     If devices differ, the text lists their values. Hashes are cut to 12 digits.
 
     Args:
-        run: a row of the table `runs`.
         devices: the rows of the run in the table `devices`.
     """
     models = sorted(Counter(devices["name"]).items())
@@ -508,19 +504,15 @@ def _short_commit(commit: str) -> str:
 def lasting_changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
     """Return the changed facts without facts that depend on the devices that a run got.
 
-    The left out facts are UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID.
+    These are UUIDs, hosts, NCCL's file, CUDA_VISIBLE_DEVICES and NCCL_HOSTID.
     """
     return tuple(change for change in changes(base, new) if change.fact not in _INCIDENTAL_FACTS)
 
 
 def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, ...]:
-    """Return each fact that differs, or that one run lacks.
+    """Return the facts that differ, or that one run lacks.
 
-    Facts of `base` come first. Source files are compared only if both runs recorded their code.
-
-    Args:
-        base: facts of one run, from `facts`.
-        new: facts of the other run.
+    Source files are compared only if both runs recorded their code.
     """
     is_code_known = _RAYBENCH_CODE in base and _RAYBENCH_CODE in new
     changed = []
@@ -533,12 +525,7 @@ def changes(base: Mapping[Fact, str], new: Mapping[Fact, str]) -> tuple[Change, 
 
 
 def _driver_and_workers(driver_texts: Any, worker_texts: pd.Series) -> dict[str, str]:
-    """Return the text of each name; values of workers override the value of the driver.
-
-    Args:
-        driver_texts: value by name.
-        worker_texts: for each worker its values by name, or None.
-    """
+    """Return the text of each name; values of workers override the value of the driver."""
     values_by_name: dict[str, list[Any]] = {}
     for texts in worker_texts:
         for name, value in dict(texts or {}).items():

@@ -193,13 +193,7 @@ def _step_ms(row: PointRow) -> float:
 def _why_not_predicted(
     rows: Sequence[PointRow], timed: Sequence[PointRow], usable: Sequence[PointRow]
 ) -> NotPredicted | None:
-    """Return why a series cannot be predicted; None if it can.
-
-    Args:
-        rows: all points of the series.
-        timed: the ok points of the series on one node.
-        usable: timed points whose step is known precisely.
-    """
+    """Return why a series cannot be predicted; None if it can."""
     # Built-in models reduce gradients in training, and `comm_ms` is only timed for gradients.
     is_inference = rows[0].params.get("mode") == "inference"
     is_built_in_model = any(parameter_count(row.workload, row.params) is not None for row in rows)
@@ -226,11 +220,7 @@ def _why_not_predicted(
 
 
 def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -> Prediction:
-    """Return the predicted step of a series.
-
-    Args:
-        rows: the usable points of the series, sorted by world size.
-    """
+    """Predict the step of a series from its usable points, which are sorted by world size."""
     from scipy.optimize import nnls
 
     first, last = rows[0], rows[-1]

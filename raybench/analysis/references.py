@@ -179,7 +179,7 @@ class ReferenceFile(_Strict):
     """The references of one device model."""
 
     model: str
-    # By run_id.
+    # The source of each run_id.
     runs: dict[str, SourceRun] = {}
     # Host and index of each device by UUID, such as `alpha 3`.
     devices: dict[str, str] = {}
@@ -245,7 +245,6 @@ def reference_files(
     """Return the references of one run, a file for each device model.
 
     Args:
-        run: a row of the table `runs`.
         devices: the rows of the run in the table `devices`.
         measured: the positive values of the run. Several values of the same quantity and devices
             are several starts. Values of unknown devices are left out.
@@ -338,12 +337,7 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
 
 
 def _count_hosts(used: set[str], measured: Measured, locations: Mapping[str, str]) -> int:
-    """Return the smallest number of hosts that the devices may be on.
-
-    Args:
-        used: UUIDs of the devices.
-        locations: host name and index of each device by UUID.
-    """
+    """Return the smallest number of hosts that the devices with these UUIDs may be on."""
     used_by_name: dict[str, set[str]] = {}
     for uuid in used:
         host_name, _, _ = locations[uuid].rpartition(" ")
@@ -593,7 +587,6 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
     """Return the datasheet's peak in TFLOP/s for gemm, in GB/s for memory; None if unknown.
 
     Args:
-        model: model of the device.
         of: the settings of a quantity (`Quantity.of`).
     """
     words = [*of.get("test", "").split(), of.get("workload", ""), of.get("precision", "")]
@@ -633,8 +626,6 @@ def impossible_figures(
     built-in workloads against the batch, and whether the iterations fit into the attempts.
 
     Args:
-        row: a point.
-        references: reference values.
         attempts_s: durations of the attempts whose iterations `row` counts. If a duration is
             missing, the iterations are not checked.
     """
@@ -689,11 +680,7 @@ def _impossible(figure: str, value: float, limit: float) -> Doubt:
 
 
 def _impossible_rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doubt]:
-    """Yield a doubt for each rate that the device cannot reach.
-
-    Args:
-        entries: references of the model of the device.
-    """
+    """Yield a doubt for each rate that the device cannot reach by the references of its model."""
 
     def largest_of_tests(prefix: str) -> float:
         """Return the largest value of the health tests whose name begins so; 0 without any."""

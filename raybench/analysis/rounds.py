@@ -34,7 +34,7 @@ _SUMS = ("iterations", "warmup_iterations", "energy_j")
 # In these columns null is a value.
 _COLUMNS_WITH_NULLS = ("inner_iterations", "slowest_rank")
 # These columns use only rounds that have a breakdown, because otherwise ranks wait for each other
-# and have the same time. Of these rounds, all must have the same shares.
+# and have the same time. The used rounds have the same shares.
 _BREAKDOWN_COLUMNS = (
     *(*BREAKDOWN, "parts_step_ms", "host_bound", "slowest_rank", "share_by_rank"),
     *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),

@@ -213,7 +213,7 @@ MEMORY = _named_columns(
     "mem_other_bytes peak_mem_allocated_bytes mem_estimate_bytes",
     optional="",
 )
-# The progress line shows the first of these rates that a point has.
+# The progress line shows the first rate that a point has.
 MAIN_RATES = tuple(
     BY_NAME[name]
     for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device")

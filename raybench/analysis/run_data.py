@@ -231,9 +231,7 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
     """Return the data of a run.
 
     Args:
-        results: the results folder.
         run: an id, a unique prefix of an id, the name of a job, `latest`, or a path.
-        references: reference values.
 
     Raises:
         ResultsError: there is no such run, or several, or the run cannot be read.
@@ -262,7 +260,7 @@ def _axes(job: Mapping[str, Any]) -> set[str]:
     return axes
 
 
-# The first of these columns that a point has is compared with references.
+# A point is compared with references by the first of these columns that it has.
 _MAIN_FIGURES = (
     *("busbw_gb_s", "throughput", "memory_gb_s", "achieved_tflops_per_device"),
     "step_ms_p50",

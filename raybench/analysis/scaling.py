@@ -182,11 +182,7 @@ def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
 def _compare(
     row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, speeds: _SingleDeviceSpeeds
 ) -> Derived:
-    """Return the columns that follow from the comparison with the baseline point.
-
-    Args:
-        is_scaling: whether the points differ in devices alone, so that the speed-up has an ideal.
-    """
+    """Return the columns that follow from the comparison with the baseline point."""
     log_ratios = trials.log_ratios(base, row)
     if not log_ratios:
         return {"why": NotCompared(kind=NotComparedKind.NO_COMMON_ROUND)}
@@ -198,6 +194,7 @@ def _compare(
         "clock_ratio": _clock_ratio(row, base),
         "doubts": tuple(_comparison_doubts(row, base)),
     }
+    # The speed-up has an ideal only if the points differ in devices alone.
     if not is_scaling:
         return values
     has_uneven_devices = row.slow_ratio < 1 or len({*_models_of(row), *_models_of(base)}) > 1
@@ -218,12 +215,9 @@ def _compare(
 
 
 def _serial_fraction(speed_up: float, ideal_speed_up: float, base_world_size: int) -> float | None:
-    """Return the serial share of the step on one device, by Amdahl's law.
-
-    None if the point is so much slower than the baseline that no share explains its step.
-    """
-    # The serial share of the baseline's step: A. H. Karp, H. P. Flatt, "Measuring parallel
-    # processor performance", Communications of the ACM 33(5), 1990.
+    """Return the serial share of the step on one device; None if no share explains the step."""
+    # The serial share of the baseline's step, by Amdahl's law: A. H. Karp, H. P. Flatt, "Measuring
+    # parallel processor performance", Communications of the ACM 33(5), 1990.
     share_of_base = (1 / speed_up - 1 / ideal_speed_up) / (1 - 1 / ideal_speed_up)
     # For b devices and the share f of one device, share_of_base = f / (f + (1 - f) / b). Solve for
     # f.
@@ -315,10 +309,7 @@ def _why_not_compared(
     baseline: Mapping[str, Scalar],
     speeds: _SingleDeviceSpeeds,
 ) -> NotCompared | None:
-    """Return why an ok point cannot be compared with the baseline point of its series.
-
-    None if the point can be compared, and for points that are not meant to have a speed-up.
-    """
+    """Return why an ok point cannot be compared with the baseline point of its series."""
     if not _has_throughput(row):
         is_doubted = any(doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ())
         return NotCompared(kind=NotComparedKind.NO_THROUGHPUT) if baseline and is_doubted else None
@@ -388,11 +379,9 @@ def _why_clocks_differ(row: PointRow, base: PointRow) -> NotCompared | None:
 
 
 def _clock_ratio(row: PointRow, base: PointRow) -> float | None:
-    """Return the SM clock of a point / the SM clock of the baseline point.
-
-    None if the ratio is unknown or within 1 % of 1, or if the points ran on different models.
-    """
+    """Return the ratio of the SM clocks of two points; None if unknown or within 1 % of 1."""
     mhz, base_mhz = row.sm_clock_mhz_p50, base.sm_clock_mhz_p50
+    # Clocks of different models are not comparable.
     if row.device_name != base.device_name or not mhz or not base_mhz:
         return None
     ratio = mhz / base_mhz
@@ -529,24 +518,18 @@ def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str
 
 
 def _scaled_parts_ms(row: PointRow) -> dict[str, float | None]:
-    """Return the part of the step for each cause of a loss, scaled to the step of all rounds.
-
-    The parts were measured in the first round. Other rounds are assumed to have the same shares.
-    """
+    """Return the part of the step for each cause of a loss, scaled to the step of all rounds."""
     round_step_ms = step_of_parts(row)
     if not round_step_ms or not row.step_ms_p50:
         return dict.fromkeys(LOSSES[:-1])
+    # The parts were measured in one round. Other rounds are assumed to have the same shares.
     factor = row.step_ms_p50 / round_step_ms
     parts = _parts_ms(row, (_mean_or_median_ms(row) or 0.0) / factor)
     return {cause: None if ms is None else factor * ms for cause, ms in parts.items()}
 
 
 def _parts_ms(row: PointRow, mean_ms: float) -> dict[str, float | None]:
-    """Return the part of the step for each cause of a loss, in the round of the parts.
-
-    Args:
-        mean_ms: mean step of that round.
-    """
+    """Return the part of the step for each cause of a loss, in a round with this mean step."""
     parts: dict[str, float | None] = dict.fromkeys(LOSSES[:-1])
     local_ms, data_ms, gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
     parts["lost_data"] = data_ms
@@ -615,8 +598,7 @@ def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
     params_json has typed parameters, and settings of OPTIONAL that are not at their default.
 
     Args:
-        run: a row of the table `runs`.
-        points: all attempts of the run: its rows in the table `points`.
+        points: all attempts of the run.
     """
     summary = []
     for row in scaling(points, run.baseline):

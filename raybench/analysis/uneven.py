@@ -116,7 +116,7 @@ def gain_over(scenario: Scenario, other: Scenario) -> Gain:
 class UnevenFleet:
     """Scenarios that differ in the shares alone."""
 
-    # By their value of `shares`, such as "by_speed".
+    # The key is the value of `shares`, such as "by_speed".
     scenarios: Mapping[str, Scenario]
 
     @cached_property
@@ -151,7 +151,7 @@ class UnevenFleet:
 
     @property
     def _ranks(self) -> Sequence[RankOfStep]:
-        """The ranks of the first scenario that knows its shares; empty if none does."""
+        """The ranks of the first scenario with known shares; empty without such a scenario."""
         ranks_of_scenarios = (scenario.ranks for scenario in self.scenarios.values())
         return next(filter(None, ranks_of_scenarios), ())
 

@@ -1,6 +1,6 @@
 """Where a step goes: computation, communication, waits.
 
-A local step is a step without communication. The parts are those of the rank with the longest local
+A local step is a step without communication. The parts belong to the rank with the longest local
 step. Together with exposed and unexplained time they add up to the step. `comm_ms` and `wait_ms`
 cover all ranks.
 """
@@ -294,13 +294,11 @@ def _complete(values: Sequence[float | None]) -> tuple[float, ...] | None:
 def _largest_by_kind(
     breakdowns: Sequence[Breakdown], amount: Callable[[Traffic], int]
 ) -> dict[str, int] | None:
-    """Return the largest amount of any rank for each kind of collective; None without collectives.
-
-    The kind names the size of a group that is smaller than all ranks, such as `send of 2`.
-    """
+    """Return the largest amount of any rank by kind of collective; None without collectives."""
     largest: dict[str, int] = {}
     for traffic in chain(*(b.traffic for b in breakdowns)):
         kind = traffic.kind
+        # Name the size of a group that is smaller than all ranks, such as `send of 2`.
         if traffic.ranks != len(breakdowns):
             kind = f"{traffic.kind} of {traffic.ranks}"
         largest[kind] = max(amount(traffic), largest.get(kind, 0))

@@ -315,10 +315,7 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
 
 
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median step of the slowest rank in the first 30 ms of the warm-up, in ms.
-
-    None if the warm-up of a rank is shorter than three steps and a cold start.
-    """
+    """Return the median step of the slowest rank in the first 30 ms of the warm-up, in ms."""
     medians_ms = []
     for measurement in measurements:
         # The first step is a cold start, so it is left out.

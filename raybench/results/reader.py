@@ -268,8 +268,8 @@ def load_table(root: str | Path, table: str, run_id: str | None = None) -> pd.Da
 
     Args:
         table: one of TABLE_NAMES.
-        run_id: the run, in any form that `find_run` takes; None or "": all runs. Of all runs, an
-            unreadable run is skipped with a ResultsWarning.
+        run_id: the run, in any form that `find_run` takes; None or "": all runs; an unreadable
+            run is then skipped with a ResultsWarning.
 
     Raises:
         ResultsError: the folder, table or run does not exist or cannot be read.
@@ -285,8 +285,8 @@ def read_table(
 
     Args:
         table: one of TABLE_NAMES.
-        run_id: the run, in any form that `find_run` takes; None or "": all runs. Of all runs, an
-            unreadable run is skipped with a ResultsWarning.
+        run_id: the run, in any form that `find_run` takes; None or "": all runs; an unreadable
+            run is then skipped with a ResultsWarning.
         columns: names of columns; None: all.
 
     Raises:

@@ -86,12 +86,10 @@ def _starts_of_short_levels(values: Floats, starts: list[int]) -> list[int]:
 def _best_split(
     values: Floats, first: int, end: int, min_runs: int = MIN_RUNS_OF_LEVEL
 ) -> tuple[float, int]:
-    """Return the sum of squares that the best split of values[first:end] explains, and its index.
-
-    The sum is -1 if the range is too short for `min_runs` values on each side.
-    """
+    """Return the sum of squares that the best split of the range explains, and its index."""
     # Numbers of values before and after each possible split.
     before = np.arange(min_runs, end - first - min_runs + 1)
+    # -1: the range is too short for a split.
     if not len(before):
         return -1.0, first
     after = end - first - before

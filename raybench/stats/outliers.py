@@ -197,10 +197,7 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
 
 
 def _fluctuation_error_ms(steps_ms: Sequence[float], confidence: float) -> float:
-    """Return the standard error of a difference of two hosts that fluctuate like these steps.
-
-    0 for fewer than 24 steps.
-    """
+    """Return the standard error of a difference of two hosts that fluctuate like these steps."""
     if len(steps_ms) < _WINDOWS * _MIN_STEPS_OF_WINDOW:
         return 0.0
     windows = _cut(steps_ms, _WINDOWS)
@@ -377,13 +374,11 @@ def _spread(values: Floats, floor: float) -> float:
 
 
 def _fast_group(ratios: Floats, floor: float) -> Bools:
-    """Return a mask of the faster group of a divided fleet; all True if it is not divided.
-
-    A fleet is divided if the next slower subject would be slow among the subjects before it.
-    """
+    """Return a mask of the faster group of a divided fleet; all True if it is not divided."""
     ascending = np.sort(ratios[np.isfinite(ratios)])
     min_size = max(_MIN_GROUP_SIZE, int(np.ceil(_MIN_GROUP_SHARE * len(ascending))))
     gaps = ascending[1:] / ascending[:-1] - 1
+    # A fleet is divided where the next slower subject would be slow among the subjects before it.
     for last_of_group in np.flatnonzero(gaps > SLOW_SHARE):
         size = int(last_of_group) + 1
         limit = max(SLOW_SHARE, SLOW_SIGMAS * _spread(ascending[:size], floor))

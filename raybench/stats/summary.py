@@ -322,12 +322,7 @@ def scatter(
 def _independent_points(
     residuals: NDArray[np.float64], variances: NDArray[np.float64], degrees: NDArray[np.float64]
 ) -> float:
-    """Return the effective sample size of correlated points: between 1 and their number.
-
-    Args:
-        residuals: [points, starts], values minus the mean of their side; NaN if a start lacks a
-            point.
-    """
+    """Return the effective number of independent points; `residuals` is [points, starts]."""
     # The mean over n independent points has 1/n of the variance of one point. If a start moves all
     # points alike, their mean has the same variance as one point.
     points_per_start = np.maximum((~np.isnan(residuals)).sum(axis=0), 1)
