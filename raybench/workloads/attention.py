@@ -1,12 +1,12 @@
 """Kernels of attention with their log-sum-exp, and attention divided over ranks.
 
 The ranks of a sequence form a grid, ring x ulysses: rank = ring index * ulysses + ulysses index.
-Attention does not depend on the order of the tokens, so no rank must know whose tokens it sees.
 
 * Ulysses: an all_to_all of query, key and value gives each rank some heads of all tokens of its
   group; another all_to_all returns the output.
 * Ring: keys and values travel round the ring, and the partial outputs are merged by their
-  log-sum-exp; or keys and values are gathered at once.
+  log-sum-exp; or keys and values are gathered at once. The order of keys has no effect, because
+  attention is not causal.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ if TYPE_CHECKING:
 
 Kernel = Literal["flash", "efficient", "cudnn", "math"]
 KernelOrAuto = Literal["auto", "flash", "efficient", "cudnn", "math"]
-# The output of attention over some of the keys, and the log-sum-exp by which parts are merged.
-Part: TypeAlias = tuple[Tensor, Tensor]
+# The output of attention over some of the keys, and its log-sum-exp, by which `merge` weighs it.
+PartialOutput: TypeAlias = tuple[Tensor, Tensor]
 
 
 def choose_kernel(setting: KernelOrAuto, tokens: Tensor) -> Kernel:
-    """Return the kernel of the setting; for auto the kernel that torch chooses.
+    """Return the kernel of the setting `attention`; for auto the kernel that torch chooses.
 
     Args:
-        setting: the setting `attention` of the job.
-        tokens: example of query, key and value, (1, heads, tokens, head width); its values are
-            ignored.
+        tokens: example of query, key and value, (1, heads, tokens, head width); its values do not
+            matter.
 
     Raises:
         UsageError: efficient or cudnn on a CPU.
@@ -53,10 +52,10 @@ def choose_kernel(setting: KernelOrAuto, tokens: Tensor) -> Kernel:
 
 
 def use_kernel(setting: KernelOrAuto, device: torch.device) -> None:
-    """Make torch's attention use this kernel in this process from now on; auto changes nothing.
+    """Make torch's attention use this kernel in this process from now on; auto leaves the choice.
 
-    Functions that were compiled earlier keep their kernel. Attention raises RuntimeError later if
-    the kernel cannot compute it.
+    Functions that were compiled earlier keep their kernel. Attention raises RuntimeError if the
+    kernel does not support its inputs.
 
     Raises:
         UsageError: efficient or cudnn on a CPU.
@@ -67,9 +66,10 @@ def use_kernel(setting: KernelOrAuto, device: torch.device) -> None:
     if setting != "auto":
         _check_device(setting, device)
         for name in names:
-            getattr(switches, f"enable_{name}_sdp")(name.removeprefix("mem_") == setting)
-    # Make the kernels part of the key of compiled code. Otherwise torch.compile loads code that was
-    # compiled for another kernel from its cache on disk (pytorch#185449).
+            enable = getattr(switches, f"enable_{name}_sdp")
+            enable(name.removeprefix("mem_") == setting)
+    # Add the kernels to the key of torch.compile's cache on disk. Otherwise torch.compile loads
+    # code that was compiled for another kernel (pytorch#185449).
     enabled = [name for name in names if getattr(switches, f"{name}_sdp_enabled")()]
     torch.compiler.config.cache_key_tag = f"{enabled} of {torch._C._get_sdp_priority_order()}"
 
@@ -79,11 +79,13 @@ def _check_device(kernel: Kernel, device: torch.device) -> None:
         raise UsageError(f"attention {kernel} is for CUDA devices; on a CPU take flash or math")
 
 
-def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Part:
-    """Return (output, log-sum-exp) of attention by this kernel, not causal.
+def attend_with_logsumexp(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor
+) -> PartialOutput:
+    """Return output and log-sum-exp of attention by this kernel, not causal.
 
     Args:
-        kernel: a kernel with log-sum-exp, so not math.
+        kernel: not math, which gives no log-sum-exp.
         query: (1, heads, queries, head width). No tensor may be empty: a kernel may kill the
             process.
         key: (1, heads, keys, head width).
@@ -114,23 +116,23 @@ def attention_part(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) ->
     raise UsageError(f"attention {kernel} gives no log-sum-exp to merge parts by; take flash")
 
 
-def merge(parts: Iterable[Part]) -> Tensor:
-    """Return the output of attention over all keys, in the type of the parts.
+def merge(partial_outputs: Iterable[PartialOutput]) -> Tensor:
+    """Return the output of attention over all keys, in the type of the partial outputs.
 
     The sum is in fp32 or wider. Not for training: the log-sum-exp has no gradient.
 
     Args:
-        parts: at least one result of `attention_part`, for the same queries and different keys.
+        partial_outputs: at least one, for the same queries and different keys.
     """
-    later_parts = iter(parts)
-    first, logsumexp = next(later_parts)
-    dtype = first.dtype
-    merged = first.to(torch.promote_types(dtype, torch.float32))
-    for part, part_logsumexp in later_parts:
-        # The new part's share of the sum of both: exp(b) / (exp(a) + exp(b)).
-        share = torch.sigmoid(part_logsumexp - logsumexp).unsqueeze(-1)
-        merged = torch.lerp(merged, part.to(merged.dtype), share.to(merged.dtype))
-        logsumexp = torch.logaddexp(logsumexp, part_logsumexp)
+    remaining = iter(partial_outputs)
+    first_output, logsumexp = next(remaining)
+    dtype = first_output.dtype
+    merged = first_output.to(torch.promote_types(dtype, torch.float32))
+    for output, output_logsumexp in remaining:
+        # The weight of the new output: exp(new) / (exp(old) + exp(new)).
+        weight = torch.sigmoid(output_logsumexp - logsumexp).unsqueeze(-1)
+        merged = torch.lerp(merged, output.to(merged.dtype), weight.to(merged.dtype))
+        logsumexp = torch.logaddexp(logsumexp, output_logsumexp)
     return merged.to(dtype)
 
 
@@ -141,7 +143,7 @@ RingKind = Literal["p2p", "allgather"]
 class SequenceParallel:
     """How a sequence is divided over ranks, and the groups in which they communicate.
 
-    No gradients pass between ranks.
+    Gradients do not pass between ranks.
     """
 
     rank: int
@@ -160,7 +162,7 @@ class SequenceParallel:
         return self.ulysses * self.ring
 
     def shard(self, tokens: Tensor) -> Tensor:
-        """Return a view of this rank's part of the tokens; `degree` must divide dimension 0."""
+        """Return a view of this rank's tokens; `degree` must divide dimension 0."""
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:
@@ -171,53 +173,58 @@ class SequenceParallel:
         """Return attention, not causal, of this rank's queries over all ranks' tokens. Collective.
 
         Query, key, value and output are (tokens of this rank, heads, head width), with the same
-        number of tokens on each rank; `ulysses` must divide the heads. Raises like
-        `attention_part`, but kernel math raises only for a ring with p2p.
+        number of tokens on each rank; `ulysses` must divide the heads.
+
+        Raises:
+            UsageError: kernel math in a ring with p2p.
+            RuntimeError: the kernel lacks this type, head width or device.
         """
-        query, key, value = map(self._to_heads, (query, key, value))
+        query, key, value = map(self._scatter_heads, (query, key, value))
         if self.ring > 1 and self.ring_kind == "p2p":
-            parts = (
-                attention_part(kernel, *map(_as_batch, (query, ring_key, ring_value)))
-                for ring_key, ring_value in self._round(key, value)
+            partial_outputs = (
+                attend_with_logsumexp(kernel, *map(_as_batch, (query, ring_key, ring_value)))
+                for ring_key, ring_value in self._ring_keys(key, value)
             )
-            out = _from_batch(merge(parts))
+            out = _from_batch(merge(partial_outputs))
         else:
             if self.ring > 1:
                 key = _all_gather(key, self.ring, self.ring_group)
                 value = _all_gather(value, self.ring, self.ring_group)
             out = attend_whole(kernel, query, key, value)
-        if self.ulysses == 1:
-            return out
-        # Exchange some heads of all tokens for all heads of this rank's tokens.
-        sent = torch.unflatten(out, 0, (self.ulysses, -1))
-        # Dimension 0 is the sender.
-        received = _all_to_all(sent, self.ulysses_group).transpose(0, 1)
-        return received.reshape(received.shape[0], -1, out.shape[-1])
+        return self._gather_heads(out)
 
-    def _to_heads(self, tokens: Tensor) -> Tensor:
+    def _scatter_heads(self, tokens: Tensor) -> Tensor:
         """Exchange all heads of this rank's tokens for some heads of the ulysses group's tokens."""
         degree = self.ulysses
         if degree == 1:
             return tokens
-        _, heads, size = tokens.shape
+        _, heads, head_width = tokens.shape
         # Dimension 0 is the receiver, which gets some of the heads.
         sent = torch.unflatten(tokens, 1, (degree, heads // degree)).transpose(0, 1)
-        return _all_to_all(sent, self.ulysses_group).view(-1, heads // degree, size)
+        return _all_to_all(sent, self.ulysses_group).view(-1, heads // degree, head_width)
 
-    def _round(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the keys and values of each rank of the ring, this rank's first. Collective.
+    def _gather_heads(self, tokens: Tensor) -> Tensor:
+        """Exchange some heads of the ulysses group's tokens for all heads of this rank's tokens."""
+        if self.ulysses == 1:
+            return tokens
+        # Dimension 0 is the receiver, and after the exchange the sender.
+        sent = torch.unflatten(tokens, 0, (self.ulysses, -1))
+        received = _all_to_all(sent, self.ulysses_group).transpose(0, 1)
+        return received.reshape(received.shape[0], -1, tokens.shape[-1])
 
-        The next keys and values are sent while the caller uses the current ones.
-        """
+    def _ring_keys(self, key: Tensor, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the keys and values of each rank of the ring, this rank's first. Collective."""
         group = self.ring_group
-        # Ranks of a ring are `ulysses` apart.
-        following, preceding = ((self.rank + step * self.ulysses) % self.degree for step in (1, -1))
+        # Neighbours in a ring are `ulysses` ranks apart.
+        next_rank = (self.rank + self.ulysses) % self.degree
+        previous_rank = (self.rank - self.ulysses) % self.degree
         current = key.contiguous(), value.contiguous()
         for _ in range(self.ring - 1):
             arriving = torch.empty_like(current[0]), torch.empty_like(current[1])
-            sends = [dist.P2POp(dist.isend, tensor, following, group) for tensor in current]
-            receives = [dist.P2POp(dist.irecv, tensor, preceding, group) for tensor in arriving]
+            sends = [dist.P2POp(dist.isend, tensor, next_rank, group) for tensor in current]
+            receives = [dist.P2POp(dist.irecv, tensor, previous_rank, group) for tensor in arriving]
             works = dist.batch_isend_irecv([*sends, *receives])
+            # The caller computes with `current` while `arriving` is received.
             yield current
             for work in works:
                 work.wait()
@@ -235,19 +242,23 @@ def form_groups(
     world_size = ulysses * ring
     rows = [list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
     columns = [list(range(first, world_size, ulysses)) for first in range(ulysses)]
-    local_groups: list[ProcessGroup | None] = []
-    for groups in (rows, columns):
-        # All ranks have the default group, and a single rank needs no group.
-        is_needless = len(groups) == 1 or len(groups[0]) == 1
-        local_groups.append(None if is_needless else dist.new_subgroups_by_enumeration(groups)[0])  # type: ignore[no-untyped-call]
     return SequenceParallel(
         rank=rank,
         ulysses=ulysses,
         ring=ring,
-        ulysses_group=local_groups[0],
-        ring_group=local_groups[1],
+        ulysses_group=_form_local_group(rows),
+        ring_group=_form_local_group(columns),
         ring_kind=ring_kind,
     )
+
+
+def _form_local_group(groups: list[list[int]]) -> ProcessGroup | None:
+    """Form these groups and return this rank's; None for one rank or all ranks. Collective."""
+    if len(groups) == 1 or len(groups[0]) == 1:
+        return None
+    group: ProcessGroup
+    group, _ = dist.new_subgroups_by_enumeration(groups)  # type: ignore[no-untyped-call]
+    return group
 
 
 def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -259,7 +270,7 @@ def _all_to_all(sent: Tensor, group: ProcessGroup | None) -> Tensor:
 
 
 def _all_gather(part: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
-    """Return the tensors of the ranks of a group, joined along dimension 0. Collective."""
+    """Return the tensors of all ranks of a group, joined along dimension 0. Collective."""
     gathered = part.new_empty((ranks * len(part), *part.shape[1:]))
     # torch 2.13 renamed this function and warns about the old name.
     gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -270,13 +281,17 @@ def _all_gather(part: Tensor, ranks: int, group: ProcessGroup | None) -> Tensor:
 def attend_whole(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Return attention, not causal, by this kernel; on meta by kernel math.
 
-    All tensors are (tokens, heads, head width). Raises RuntimeError like `attention_part`.
+    All tensors are (tokens, heads, head width).
+
+    Raises:
+        RuntimeError: the kernel lacks this type, head width or device.
     """
     query, key, value = map(_as_batch, (query, key, value))
     if kernel == "math" or query.device.type == "meta":
         with sdpa_kernel(SDPBackend.MATH):
             return _from_batch(functional.scaled_dot_product_attention(query, key, value))
-    return _from_batch(attention_part(kernel, query, key, value)[0])
+    output, _ = attend_with_logsumexp(kernel, query, key, value)
+    return _from_batch(output)
 
 
 def _as_batch(tokens: Tensor) -> Tensor:

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 class WrongResultError(Exception):
-    """A step computed something wrong; the text says what, and on which rank."""
+    """A step computed something wrong. The message says what, and on which rank."""
 
 
 class PartTimes:
-    """Host time of the current iteration by part of the step, in ns.
+    """Host time of the parts of a step, such as the wait for the next batch.
 
-    This is for waits of the host, such as for the next batch. Work on the device is not timed.
+    Work on the device is not timed.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class PartTimes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Return a context that adds the host time of its block to part `name`."""
+        """Return a context that adds the host time of its `with` block to part `name`."""
         start_ns = time.perf_counter_ns()
         try:
             yield
@@ -61,7 +61,7 @@ class PartTimes:
             self._spent_ns[name] += time.perf_counter_ns() - start_ns
 
     def take(self) -> dict[str, int]:
-        """Return the ns of each part since the last call, for timers."""
+        """Return the host time of each part since the last call, in ns."""
         spent_ns, self._spent_ns = self._spent_ns, Counter()
         return spent_ns
 
@@ -72,56 +72,52 @@ class Regions:
     def __init__(self) -> None:
         from torch.compiler import assume_constant_result, is_compiling
 
-        # Whether an untimed step has entered a region. If no step has, the breakdown does not run
+        # Whether a step has entered a region outside `timed_by`. If none has, the breakdown runs no
         # steps with timed regions.
         self.are_used = False
-        # Names of regions inside code for torch.compile, which are not timed.
+        # Names of regions inside compiled code, which cannot time them.
         self.compiled = compiled = set[str]()
         self._is_compiling = is_compiling
         # The compiler calls this while it compiles; the compiled code does not contain the call.
         self._note_compiled = assume_constant_result(  # type: ignore[no-untyped-call]
             lambda name: compiled.add(name)
         )
-        # The argument of the current `timed_by`.
-        self._time: Callable[[str], AbstractContextManager[None]] | None = None
+        # Makes the context that times a region; None outside `timed_by`.
+        self._make_timer: Callable[[str], AbstractContextManager[None]] | None = None
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that times its block as this region, if inside `timed_by`."""
-        # torch.compile is tracing this call: compiled code cannot time a region.
+        """Return a context that times its block as this region, but only inside `timed_by`."""
         if self._is_compiling():
             self._note_compiled(name)
             return _UNTIMED
-        # An ordinary step: only note that there are regions to time later.
-        if self._time is None:
+        if self._make_timer is None:
             self.are_used = True
             return _UNTIMED
-        # An instrumented step.
-        return self._time(name)
+        return self._make_timer(name)
 
     @contextmanager
-    def timed_by(self, time: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
-        """Return a context in which `time(name)` times each region."""
-        self._time = time
+    def timed_by(self, make_timer: Callable[[str], AbstractContextManager[None]]) -> Iterator[None]:
+        """Return a context in which `make_timer(name)` times each region."""
+        self._make_timer = make_timer
         try:
             yield
         finally:
-            self._time = None
+            self._make_timer = None
 
 
 _UNTIMED = nullcontext()
 
 
-# A communication hook of DistributedDataParallel. Its arguments are the process group, or None for
-# all ranks, and a bucket of gradients.
+# A communication hook of DistributedDataParallel: takes a process group (None: all ranks) and a
+# bucket of gradients.
 CommHook: TypeAlias = "Callable[[Any, GradBucket], Future[Tensor]]"
 
 
 class DdpOptions(TypedDict, total=False):
     """Options of DistributedDataParallel as parameters: `**ddp: Unpack[DdpOptions]`.
 
-    The options have torch's names and defaults. They have no effect with one rank, and a model that
-    dp_shard, cp or tp divides refuses them. A new field becomes a setting of each workload with
-    these options.
+    Names and defaults are torch's. Each field is a setting of every workload with these options.
+    They have no effect with one rank.
     """
 
     bucket_cap_mb: Annotated[
@@ -153,13 +149,12 @@ def option_defaults(options: type) -> Mapping[str, Scalar | None]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Wrapped:
-    """State of a wrapped model."""
+class _ReplicaState:
+    """State of a model that is wrapped by DistributedDataParallel."""
 
-    # Arguments of DistributedDataParallel.
-    options: Mapping[str, Any]
-    # With static_graph: whether `no_sync` was entered, so that the first backward pass has begun.
-    has_begun: bool = False
+    ddp_arguments: Mapping[str, Any]
+    # With static_graph: whether the first `no_sync`, which records the graph, was entered.
+    has_recorded_graph: bool = False
     # Whether `set_comm_hook` registered a hook.
     has_our_hook: bool = False
 
@@ -168,18 +163,18 @@ class Replicas:
     """The models that a workload has wrapped by DistributedDataParallel and still holds."""
 
     def __init__(self) -> None:
-        self.wrapped: WeakKeyDictionary[DistributedDataParallel, _Wrapped] = WeakKeyDictionary()
-        self._compiled_before = count_compiled_frames()
+        self.states: WeakKeyDictionary[DistributedDataParallel, _ReplicaState] = WeakKeyDictionary()
+        self._frames_before = count_compiled_frames()
 
     def why_no_hook(self) -> NotMeasured | None:
         """Return why `set_comm_hook` must not be called; None if it may be called."""
-        if not self.wrapped:
+        if not self.states:
             return NotMeasured.NO_DDP
-        if count_compiled_frames() > self._compiled_before:
+        if count_compiled_frames() > self._frames_before:
             return NotMeasured.COMPILED
-        for ddp, wrapped in self.wrapped.items():
-            # DDP accepts only one hook, which the workload may have registered.
-            if len(ddp._comm_hooks) > wrapped.has_our_hook:
+        for ddp, state in self.states.items():
+            # DDP accepts only one hook, and the workload has registered its own.
+            if ddp._comm_hooks and not state.has_our_hook:
                 return NotMeasured.OWN_HOOK
         return None
 
@@ -192,7 +187,7 @@ class Replicas:
         Args:
             hook: None restores the reduction of DDP.
         """
-        for ddp, wrapped in list(self.wrapped.items()):
+        for ddp, state in list(self.states.items()):
             model, is_training = ddp.module, ddp.training
             # Free the old state first, cycles included: the buckets need as much memory as the
             # gradients, and the old hooks on parameters would reduce the gradients, too.
@@ -200,19 +195,19 @@ class Replicas:
             for parameter in model.parameters():
                 parameter.grad = None
             gc.collect()
-            type(ddp).__init__(ddp, model, **wrapped.options)
+            type(ddp).__init__(ddp, model, **state.ddp_arguments)
             ddp.training = is_training
-            wrapped.has_begun, wrapped.has_our_hook = False, hook is not None
+            state.has_recorded_graph, state.has_our_hook = False, hook is not None
             if hook is not None:
-                ddp.register_comm_hook(wrapped.options["process_group"], hook)
+                ddp.register_comm_hook(state.ddp_arguments["process_group"], hook)
 
     def forget(self) -> None:
         """Forget the wrapped models, before another workload uses this object."""
-        self.wrapped.clear()
+        self.states.clear()
 
 
 def count_compiled_frames() -> int:
-    """Return a count that grows with each frame that torch.compile processes in this process.
+    """Return a count that grows with each frame that torch.compile compiles in this process.
 
     A frame counts once or twice per compilation. A worker resets the count after each point.
     """
@@ -230,26 +225,25 @@ class Context(Execution):
     """
 
     # A CUDA device is already the current device of the process. On the meta device the workload
-    # is only built to count the operations of one step: world_size is 1, precision is fp32, there
-    # is no data, and nothing must be communicated or compiled.
+    # is built only to count the operations of one step: world_size is 1, precision is fp32, there
+    # is no data, and the workload must not communicate or compile.
     device: torch.device
     # Index of this process, from 0, among the `world_size` processes that train together.
     rank: int
     world_size: int
     # Index of this process, from 0, among the processes of its node.
     local_rank: int
-    # Items of one forward pass on this device, or on the ranks that share items. It is 1 if the job
-    # gives no batch size.
+    # Items of one forward pass on this device, or on the ranks that share items; 1 if the job gives
+    # no batch size.
     batch_size: int
     # Equal on all ranks; add the rank if ranks must draw different data.
     seed: int = 0
     # Host times of the current step; `with context.parts.part("data")` adds to data_ms.
     parts: PartTimes = field(default_factory=PartTimes)
     regions: Regions = field(default_factory=Regions)
-    # The models that `ddp` wrapped.
     replicas: Replicas = field(default_factory=Replicas)
-    # Multiply the mean loss of this rank's samples by this factor (world_size times this rank's
-    # share of all samples). The mean over ranks is then the mean over all samples.
+    # Multiply this rank's mean loss by this factor, world_size times the rank's share of the
+    # samples. The mean over ranks is then the mean over all samples.
     loss_weight: float = 1.0
     # Emulates a slower device: repeat this share of the forward and backward work in each step.
     extra_work: float = 0.0
@@ -259,37 +253,39 @@ class Context(Execution):
     process_group: ProcessGroup | None = None
 
     def ddp(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Return the model wrapped by DistributedDataParallel; with one rank or on meta itself.
+        """Wrap the model by DistributedDataParallel; with one rank or on meta return the model.
 
         Call this on all ranks, with the model on the device. comm_ms and wait_ms are measured only
         for models that are wrapped here, and for workloads with `set_comm_hook`.
 
         Args:
-            options: arguments of DistributedDataParallel. device_ids and process_group default to
-                the context's; bucket_cap_mb=25 counts as not given.
+            options: arguments of DistributedDataParallel; device_ids and process_group default to
+                the context's.
         """
         if self.world_size == 1 or self.device.type == "meta":
             return model
         from torch.nn.parallel import DistributedDataParallel
 
-        # Omit defaults: an explicit `bucket_cap_mb` would also hold for the first bucket, which
-        # has 1 MiB by default.
-        defaults = option_defaults(DdpOptions).items()
-        arguments = {
+        arguments: dict[str, Any] = {
             "device_ids": [self.device] if self.device.type == "cuda" else None,
             "process_group": self.process_group,
-            **{name: value for name, value in options.items() if (name, value) not in defaults},
         }
+        defaults = option_defaults(DdpOptions)
+        for name, value in options.items():
+            # Omit defaults: an explicit `bucket_cap_mb` would also hold for the first bucket, which
+            # has 1 MiB by default.
+            if name not in defaults or value != defaults[name]:
+                arguments[name] = value
         ddp = DistributedDataParallel(model, **arguments)
-        self.replicas.wrapped[ddp] = _Wrapped(options=arguments)
+        self.replicas.states[ddp] = _ReplicaState(ddp_arguments=arguments)
         return ddp
 
     @contextmanager
     def no_sync(self, model: Any) -> Iterator[None]:
         """Return a context in which backward passes add up gradients without reducing them.
 
-        Run the forward pass inside the context, too. With static_graph in `ddp` the first such
-        context of a model still reduces.
+        Run the forward pass inside the context, too. With static_graph the first `no_sync` of a
+        model still reduces.
 
         Args:
             model: a model in DDP or sharded by FSDP2, also compiled; other modules are ignored.
@@ -297,7 +293,7 @@ class Context(Execution):
         from torch.nn.parallel import DistributedDataParallel
 
         model = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
-        # FSDP2. Check for the method, because importing FSDP's class takes half a second.
+        # Recognize FSDP2 by this method, because importing its class takes half a second.
         if hasattr(model, "set_requires_gradient_sync"):
             model.set_requires_gradient_sync(False)
             try:
@@ -307,21 +303,21 @@ class Context(Execution):
             return
 
         skips_reduction = isinstance(model, DistributedDataParallel)
-        wrapped = self.replicas.wrapped.get(model)
+        state = self.replicas.states.get(model)
+        is_static = state is not None and state.ddp_arguments.get("static_graph")
         # With static_graph the first backward pass records the graph and must reduce. Under no_sync
         # it fails, or later passes reduce nothing (pytorch#143580, pytorch#187732).
-        if wrapped is not None and wrapped.options.get("static_graph") and not wrapped.has_begun:
-            wrapped.has_begun, skips_reduction = True, False
+        if state is not None and is_static and not state.has_recorded_graph:
+            state.has_recorded_graph, skips_reduction = True, False
         with model.no_sync() if skips_reduction else nullcontext():
             yield
 
     def region(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that times what its block issues to the device, as the region `name`.
+        """Return a context that times what its `with` block issues to the device, as region `name`.
 
-        Call this for each block. Regions are timed in a few steps after the timed steps; on a CPU
-        the host's clock times them. In other steps, in compiled code, with cuda_graph and without
-        breakdown regions do nothing. The times of one name add up in a step, and an outer region
-        includes its inner regions.
+        Regions are timed only in a few steps after the timed steps, by the host's clock on a CPU.
+        They do nothing in compiled code, with cuda_graph and without breakdown. The times of one
+        name add up in a step, and an outer region includes its inner regions.
         """
         return self.regions.region(name)
 
@@ -334,10 +330,10 @@ class Context(Execution):
         return torch.Generator(self.device).manual_seed(self.seed + self.rank)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return a context for a forward pass and its loss: autocast, or a context without effect.
+        """Return the autocast context for a forward pass and its loss.
 
-        Autocast uses float16 for fp16, and bfloat16 for bf16 and float8. There is no autocast for
-        fp32, tf32 and the meta device.
+        Autocast uses float16 for fp16, and bfloat16 for bf16 and float8. For fp32, tf32 and the
+        meta device the context has no effect.
         """
         import torch
 
@@ -346,16 +342,16 @@ class Context(Execution):
         return torch.autocast(self.device.type, dtype=getattr(torch, self.precision.dtype))
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """Return a GradScaler that is enabled only in precision fp16, and never on the meta device.
+        """Return a GradScaler, which is enabled in precision fp16, but not on the meta device.
 
         An enabled scaler waits for the device once a step, unless the optimizer is fused. Its scale
         falls when gradients overflow and never grows.
         """
         import torch
 
-        is_fp16 = self.precision is Precision.FP16 and self.device.type != "meta"
+        is_enabled = self.precision is Precision.FP16 and self.device.type != "meta"
         # The scaler's int32 counter cannot reach this interval, so the scale never grows.
-        return torch.amp.GradScaler(self.device.type, growth_interval=2**31, enabled=is_fp16)
+        return torch.amp.GradScaler(self.device.type, growth_interval=2**31, enabled=is_enabled)
 
 
 class Workload(ABC):
@@ -415,8 +411,8 @@ class Workload(ABC):
     packages: ClassVar[Mapping[str, str]] = {}
     # Plural noun for what items_per_step counts.
     items: ClassVar[str] = "samples"
-    # What reports show first. The first answer counts that compares a setting which varies in the
-    # run, or that names no setting. Without such an answer reports show the speed-up.
+    # What reports show first: the first of these answers whose settings vary in the run, or which
+    # names no setting; without such an answer the speed-up.
     answers: ClassVar[tuple[Answer, ...]] = ()
     # Additional columns. After the timed steps each rank's value is read from the attribute with
     # the metric's name; None: unknown.
@@ -424,7 +420,7 @@ class Workload(ABC):
 
     # Samples (rows, sequences) that this rank finishes in a step; None: there is no throughput.
     items_per_step: float | None = None
-    # Floating-point operations of a step on this rank; None: they are counted, unless
+    # Floating-point operations of a step on this rank; None: raybench counts them, unless
     # message_bytes is set.
     flops_per_step: float | None = None
     # Operations of a training step on this rank as papers on MFU count them: 6 per token and
@@ -437,13 +433,12 @@ class Workload(ABC):
     memory_bytes: int | None = None
     # The module that is trained or run; `--profile` times its layers.
     model: nn.Module | None = None
-    # Define this if gradients are reduced without `Context.ddp`. It is called on all ranks, several
-    # times, after the timed steps. After `set_comm_hook(hook)` each bucket of gradients must be
-    # reduced by `hook(group, bucket)`, a communication hook of DistributedDataParallel whose group
-    # is None for all ranks. After `set_comm_hook(None)` buckets must be reduced by all_reduce.
+    # Define this if the workload reduces gradients without `Context.ddp`. raybench calls this on
+    # all ranks, several times, after the timed steps. After `set_comm_hook(hook)` each bucket of
+    # gradients must be reduced by `hook(group, bucket)`; after `set_comm_hook(None)` by all_reduce.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
-    # Returns the largest relative error of a step's gradients. The reference is the gradient of one
-    # process over the samples of all ranks. Called between timed phases, on all ranks that train.
+    # Returns the largest relative error of a step's gradients, compared with one process that
+    # trains on the samples of all ranks. Called between timed phases, on all ranks that train.
     gradient_error: Callable[[], float] | None = None
 
     @abstractmethod
@@ -475,9 +470,9 @@ class Workload(ABC):
     def ranks_per_item(cls, settings: Mapping[str, Any]) -> int:
         """Return how many ranks of a point finish the same items together.
 
-        If the number is above 1, batch_size counts the items of such a group of ranks, and
-        items_per_step is this rank's part of them. Only world_size and the parameters are certain
-        to be in `settings`. Not called for classes with `shares_work`.
+        With a number above 1, batch_size counts the items of such a group of ranks, and
+        items_per_step is this rank's part of them. `settings` may have only world_size and the
+        parameters. Not called for classes with `shares_work`.
         """
         return 1
 
@@ -498,10 +493,10 @@ class Workload(ABC):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters of the model; None if there is no model or it is unknown.
+        """Return the number of parameters of the model; None without a model, or if unknown.
 
-        Only built-in workloads are asked. Predictions assume that a workload with a number reduces
-        gradients, except in mode inference.
+        Called only for built-in workloads. Predictions assume that a workload with parameters
+        reduces gradients, except in mode inference.
         """
         return None
 
@@ -513,11 +508,9 @@ def as_workload(workload_class: type) -> type[Workload]:
     """
     if issubclass(workload_class, Workload):
         return workload_class
-    return new_class(
-        workload_class.__name__,
-        (workload_class, Workload),
-        exec_body=lambda namespace: namespace.update(__module__=workload_class.__module__),
-    )
+    combined = new_class(workload_class.__name__, (workload_class, Workload))
+    combined.__module__ = workload_class.__module__
+    return combined
 
 
 def builtin_class(kind: str) -> type[Workload] | None:
@@ -537,7 +530,7 @@ def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
 
 
 def apply_precision(precision: Precision) -> None:
-    """Set torch's TF32 switches in this process: on for tf32, off for other precisions.
+    """Set torch's TF32 switches in this process: on for tf32, off for any other precision.
 
     | precision | fp32 matmul, convolution and RNN outside autocast | `Context.autocast` |
     |---|---|---|
@@ -550,35 +543,35 @@ def apply_precision(precision: Precision) -> None:
     import torch
     from torch import backends
 
-    tf32 = precision is Precision.TF32
-    # torch has old and new switches for the same setting. It raises when it reads an old switch
-    # that differs from the new one, as torch.compile does (pytorch#166387, pytorch#179445). So set
-    # both, the old ones first, because they also write new ones.
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    backends.cudnn.allow_tf32 = tf32
-    mode = "tf32" if tf32 else "ieee"
+    is_tf32 = precision is Precision.TF32
+    # Set torch's old and new switches alike: torch.compile reads an old switch, and torch raises if
+    # it differs from the new one (pytorch#166387, pytorch#179445). Set the old switches first,
+    # because they overwrite new ones.
+    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+    backends.cudnn.allow_tf32 = is_tf32
+    mode = "tf32" if is_tf32 else "ieee"
     backends.fp32_precision = mode  # type: ignore[attr-defined]
     backends.cudnn.fp32_precision = mode
-    for switch in _switches():
+    for switch in _tf32_switches():
         switch.fp32_precision = mode
 
 
 def effective_precision() -> str:
     """Return how a GPU computes with fp32 tensors outside autocast: fp32, tf32 or mixed.
 
-    This is read from torch's switches and from NVIDIA_TF32_OVERRIDE=0, not from the GPU. It is
-    "mixed" if matrix multiplication, convolution and RNN differ.
+    The source are torch's switches and NVIDIA_TF32_OVERRIDE=0, not the GPU. "mixed" means that
+    matrix multiplication, convolution and RNN differ.
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return Precision.FP32
-    modes = {switch.fp32_precision == "tf32" for switch in _switches()}
-    if len(modes) > 1:
-        return "mixed"
-    return Precision.TF32 if modes.pop() else Precision.FP32
+    uses_tf32 = [switch.fp32_precision == "tf32" for switch in _tf32_switches()]
+    if all(uses_tf32):
+        return Precision.TF32
+    return "mixed" if any(uses_tf32) else Precision.FP32
 
 
 def precision_doubts(precision: Precision, device: torch.device) -> Iterator[Doubt]:
-    """Yield doubts about the arithmetic of this process: emulated, or changed by the workload.
+    """Yield a doubt if the device emulates the precision, or if the workload has changed it.
 
     Args:
         device: a CPU or the current GPU.
@@ -598,15 +591,15 @@ def precision_doubts(precision: Precision, device: torch.device) -> Iterator[Dou
         yield Doubt(kind=DoubtKind.OTHER_PRECISION, subject=effective)
 
 
-def _switches() -> tuple[Any, ...]:
+def _tf32_switches() -> tuple[Any, ...]:
     from torch import backends
 
     cudnn: Any = backends.cudnn  # `conv` and `rnn` are missing from torch's types
     return (backends.cuda.matmul, cudnn.conv, cudnn.rnn)
 
 
-# Attributes of `Workload` that declare something about one step on one rank.
-_DECLARED = (
+# Attributes of `Workload` that describe one step on one rank.
+_STEP_ATTRIBUTES = (
     "items_per_step",
     "message_bytes",
     "busbw_factor",
@@ -615,11 +608,11 @@ _DECLARED = (
     "model_flops_per_step",
 )
 # Attributes that stay integers.
-_INTEGERS = ("items_per_step", "message_bytes", "memory_bytes")
+_INTEGER_ATTRIBUTES = ("items_per_step", "message_bytes", "memory_bytes")
 # Upper bound; it stays finite after dividing by the shortest step.
 _LARGEST_VALUE = 1e30
 # Larger integers are not exact as doubles.
-_LARGEST_EXACT = 2**53
+_LARGEST_EXACT_INTEGER = 2**53
 
 
 def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
@@ -629,46 +622,52 @@ def declared_of_step(workload: Workload) -> dict[str, int | float | None]:
         UsageError: a value is not a real number from 0 to 1e30, for example NaN, True or a tensor.
     """
     declared: dict[str, int | float | None] = {}
-    for name in _DECLARED:
+    for name in _STEP_ATTRIBUTES:
         value = getattr(workload, name)
-        number = _as_number(value)
-        if value is not None and (number is None or not 0 <= number <= _LARGEST_VALUE):
-            raise _not_a_number(workload, name, 0, value)
-        stays_integer = name in _INTEGERS and (number or 0) <= _LARGEST_EXACT
-        declared[name] = number if number is None or stays_integer else float(number)
+        if value is None:
+            declared[name] = None
+            continue
+        number = _as_finite_number(value)
+        if number is None or not 0 <= number <= _LARGEST_VALUE:
+            raise _number_error(workload, name, 0, value)
+        stays_integer = name in _INTEGER_ATTRIBUTES and number <= _LARGEST_EXACT_INTEGER
+        declared[name] = number if stays_integer else float(number)
     return declared
 
 
 def own_metrics(workload: Workload) -> dict[Metric, float]:
-    """Return the values of the metrics of the workload's class; None is omitted.
+    """Return the values of the metrics that the workload declares; unknown values are omitted.
 
     Raises:
         UsageError: a value is not a real number from -1e30 to 1e30.
     """
     values = {}
     for metric in declared_entries(type(workload), "metrics", "name", "over_step"):
-        if (value := getattr(workload, metric.name, None)) is None:
+        value = getattr(workload, metric.name, None)
+        if value is None:
             continue
-        number = _as_number(value)
+        number = _as_finite_number(value)
         if number is None or abs(number) > _LARGEST_VALUE:
-            raise _not_a_number(workload, metric.name, -_LARGEST_VALUE, value)
+            raise _number_error(workload, metric.name, -_LARGEST_VALUE, value)
         values[metric] = float(number)
     return values
 
 
-def _not_a_number(workload: Workload, name: str, least: float, value: object) -> UsageError:
+def _number_error(workload: Workload, name: str, least: float, value: object) -> UsageError:
     return UsageError(
         f"workload {type(workload).__name__}: {name} must be a number from {least:g} to "
         f"{_LARGEST_VALUE:g}, given {quote(value)}"
     )
 
 
-def _as_number(value: object) -> int | float | None:
-    """Return a real number as int or float; None for NaN, infinity, bool and other objects."""
+def _as_finite_number(value: object) -> int | float | None:
+    """Return a finite real number as int or float; None for bool and any other object."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:
-        number = int(value) if isinstance(value, numbers.Integral) else float(value)
-        return number if isinstance(number, int) or math.isfinite(number) else None
+        if isinstance(value, numbers.Integral):
+            return int(value)
+        number = float(value)
     except (ArithmeticError, TypeError, ValueError):
         return None
+    return number if math.isfinite(number) else None

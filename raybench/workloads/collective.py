@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -49,12 +49,13 @@ ElementType = Annotated[
 
 # Operations that move only (n - 1) / n of the message, because each of n ranks has 1 / n of it.
 # gather and scatter are no workloads, but a training step may contain them.
-_IN_SHARES = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-# Period of the payload, in elements. A prime, so that data shifted by a multiple of any usual size
-# is detected.
+_DIVIDED_OPERATIONS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+# Period of the payload, in elements. A prime, so that the check detects data that is shifted by a
+# multiple of any usual size.
 _PERIOD = 1_048_573
 # Distance in the period between the messages of consecutive ranks.
 _RANK_STRIDE = 7919
+# Largest absolute number in a payload, as far as sums over all ranks stay exact.
 _LARGEST_NUMBER = 100
 
 
@@ -65,17 +66,18 @@ def busbw_factor(kind: str, world_size: int) -> float:
         kind: an operation of the table above, gather or scatter; other texts give 1.0.
         world_size: ranks of the group, above 0.
     """
-    share = (world_size - 1) / world_size
+    share_of_others = (world_size - 1) / world_size
     if kind == "all_reduce":
-        return 2 * share
-    return share if kind in _IN_SHARES else 1.0
+        return 2 * share_of_others
+    return share_of_others if kind in _DIVIDED_OPERATIONS else 1.0
 
 
 def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of ranks that a text such as "0-3,4-7" or "0+2,1+3" names.
+    """Return the groups of ranks, each ascending, from a text such as "0-3,4-7" or "0+2,1+3".
 
-    Each group is ascending. Raises UsageError unless the groups are disjoint, have at least 2 ranks
-    and only ranks below world_size.
+    Raises:
+        UsageError: a group has fewer than 2 ranks, a rank is in two groups, or a rank is not below
+            world_size.
     """
     rule = "groups: must be disjoint groups of ranks, as in 0-3,4-7 or 0+2,1+3"
     groups: list[tuple[int, ...]] = []
@@ -88,8 +90,9 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
         else:
             raise UsageError(f"{rule}, given {text!r}")
     all_ranks = [rank for group in groups for rank in group]
-    too_small = min(map(len, groups)) < 2
-    if too_small or len(set(all_ranks)) < len(all_ranks) or max(all_ranks) >= world_size:
+    is_too_small = min(map(len, groups)) < 2
+    has_duplicates = len(set(all_ranks)) < len(all_ranks)
+    if is_too_small or has_duplicates or max(all_ranks) >= world_size:
         raise UsageError(
             f"{rule}, of 2 ranks at least, below world_size {world_size}, given {text!r}"
         )
@@ -97,7 +100,7 @@ def parse_groups(text: str, world_size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def groups_text(groups: tuple[tuple[int, ...], ...]) -> str:
-    """Return groups of ascending ranks as text such as "0-3,4+6"."""
+    """Return groups of ascending ranks as text such as "0-3,4+6", the inverse of `parse_groups`."""
     texts = []
     for group in groups:
         is_range = group == tuple(range(group[0], group[-1] + 1))
@@ -113,21 +116,24 @@ class Payload:
     bfloat16) because random signs keep sums small.
     """
 
+    # Values of two periods, so that every window of one period is contiguous.
+    _values: Tensor
+
     def __init__(
         self, dtype: torch.dtype, device: torch.device, world_size: int, seed: int
     ) -> None:
         import torch
 
         # All integers up to this number are exact in the type.
-        exact = (
-            round(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
-        )
-        bound = max(1, min(_LARGEST_NUMBER, exact // world_size))
+        if dtype.is_floating_point:
+            largest_exact = round(2 / torch.finfo(dtype).eps)
+        else:
+            largest_exact = torch.iinfo(dtype).max
+        bound = max(1, min(_LARGEST_NUMBER, largest_exact // world_size))
         # Draw on the host: CUDA's random numbers depend on the model of the device.
         generator = torch.Generator().manual_seed(seed)
         values = torch.randint(-bound, bound, (_PERIOD,), generator=generator, dtype=torch.int32)
         values[values >= 0] += 1
-        # Two periods, so that every window of one period is contiguous.
         self._values = values.to(dtype).repeat(2).to(device)
 
     def fill(self, target: Tensor, rank: int) -> None:
@@ -141,11 +147,9 @@ class Payload:
     ) -> tuple[int, float, float] | None:
         """Return (index, received, expected) of the first wrong element; None if all are right.
 
-        Waits for the device.
-
         Args:
             received: 1-d, of the payload's dtype and device.
-            ranks: the sum of the messages of these ranks is expected.
+            ranks: `received` must be the sum of the messages of these ranks.
             start: index in the messages at which `received` begins.
         """
         import torch
@@ -166,6 +170,25 @@ class Payload:
         return self._values[first : first + length]
 
 
+class _ExpectedSum(NamedTuple):
+    """A part of an output: the sum of the messages of `ranks` from element `start` on."""
+
+    ranks: tuple[int, ...]
+    start: int
+    length: int
+
+
+class _Prepared(NamedTuple):
+    """An operation on one rank with its buffers, which are 1-d."""
+
+    input: Tensor
+    # The same tensor as `input` if the operation is in place.
+    output: Tensor
+    issue: Callable[[], object]
+    # The consecutive parts of a correct output.
+    expected: list[_ExpectedSum]
+
+
 class Collective(Workload):
     """Does one collective operation: latency of small messages, bandwidth of large ones.
 
@@ -179,7 +202,7 @@ class Collective(Workload):
     # This rank's buffers, 1-d.
     input: Tensor
     output: Tensor
-    # As `parse_groups` reads them; empty for one group of all ranks.
+    # Text for `parse_groups`; empty for one group of all ranks.
     _groups = ""
 
     def __init__(
@@ -194,28 +217,30 @@ class Collective(Workload):
         import torch.distributed as dist
 
         check_ranks(context, "collective")
-        # This rank's index in its group, and the size of the group. None is the group of all ranks.
-        self._index, size, group, is_idle = context.rank, context.world_size, None, False
+        groups: tuple[tuple[int, ...], ...] = (tuple(range(context.world_size)),)
         if self._groups:
             groups = parse_groups(self._groups, context.world_size)
-            # Every rank must make every group. The group of all ranks exists already.
-            if len(groups[0]) < context.world_size:
-                group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])  # type: ignore[no-untyped-call]
-            local_ranks = next((ranks for ranks in groups if context.rank in ranks), None)
-            is_idle = local_ranks is None
-            # An idle rank declares the numbers of the first group.
-            self._index = local_ranks.index(context.rank) if local_ranks else 0
-            size = len(local_ranks or groups[0])
+        is_idle = all(context.rank not in ranks for ranks in groups)
+        # An idle rank declares the bytes and the busbw factor of the first group.
+        local_ranks, self._index = groups[0], 0
+        for ranks in groups:
+            if context.rank in ranks:
+                local_ranks, self._index = ranks, ranks.index(context.rank)
+        size = len(local_ranks)
+        # None is the group of all ranks. Every rank must make every other group.
+        process_group = None
+        if len(groups[0]) < context.world_size:
+            process_group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])  # type: ignore[no-untyped-call]
 
         element: torch.dtype = getattr(torch, dtype)
-        shares = size if operation in _IN_SHARES else 1
-        unit = element.itemsize * shares
-        if size_bytes % unit:
+        shares = size if operation in _DIVIDED_OPERATIONS else 1
+        unit_bytes = element.itemsize * shares
+        if size_bytes % unit_bytes:
             divisor = f"{element.itemsize} bytes an element"
             divisor += f" x {shares} ranks" if shares > 1 else ""
             raise UsageError(
                 f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
-                f"{divisor}; give a multiple of {unit}"
+                f"{divisor}; give a multiple of {unit_bytes}"
             )
 
         self.message_bytes = size_bytes
@@ -223,7 +248,7 @@ class Collective(Workload):
         self._operation, self._rank, self._size = operation, context.rank, size
         whole = torch.empty(size_bytes // element.itemsize, dtype=element, device=context.device)
         self.input, self.output, self._issue, self._expected = _prepare(
-            operation, whole, self._index, size, group
+            operation, whole, self._index, size, process_group
         )
         if is_idle:
             self._issue, self._expected = (lambda: None), []
@@ -244,7 +269,7 @@ class Collective(Workload):
         broadcast.
         """
         if self._operation == "all_reduce":
-            # The operation is in place, so the last step has reduced old results. Reduce messages.
+            # The operation is in place, so the last step has reduced sums. Reduce messages instead.
             self._fill()
             self.step()
         position = 0
@@ -271,8 +296,8 @@ class Collective(Workload):
 class GroupedCollective(Collective):
     """Does one collective operation in groups of ranks, all at the same time.
 
-    With one group of all ranks it is `collective`. Bandwidths are of one group. If groups differ in
-    size, rank 0's group determines busbw, or the first group if rank 0 waits.
+    Bandwidths are those of one group. If groups differ in size, rank 0's group determines busbw, or
+    the first group if rank 0 waits.
     """
 
     def __init__(
@@ -295,7 +320,7 @@ class GroupedCollective(Collective):
 
 
 def check_ranks(context: Context, workload: str) -> None:
-    """Raise UsageError for a single rank; `workload` is the name for the message."""
+    """Raise UsageError, which names `workload`, if there is only one rank."""
     if context.world_size < 2:
         raise UsageError(
             f"workload {workload}: needs at least 2 ranks, world_size is {context.world_size}; "
@@ -309,14 +334,11 @@ def _prepare(
     index: int,
     size: int,
     process_group: dist.ProcessGroup | None,
-) -> tuple[Tensor, Tensor, Callable[[], object], list[tuple[tuple[int, ...], int, int]]]:
-    """Return input, output, a function that issues the operation, and the expected output.
+) -> _Prepared:
+    """Prepare the operation for the rank `index` of a group of `size` ranks.
 
-    Input and output are 1-d; an operation in place has the same tensor for both. `whole` holds the
-    whole message, and `index` is this rank's index in its group.
-
-    The expected output is a list of (ranks, start, length). In the order of the list, `length`
-    elements of the output must be the sum of the messages of `ranks` from element `start` on.
+    Args:
+        whole: buffer for the whole message, which becomes the input, the output or both.
     """
     import torch
     import torch.distributed as dist
@@ -331,35 +353,37 @@ def _prepare(
     match operation:
         case "all_reduce":
             issue = partial(dist.all_reduce, whole, **group)
-            return whole, whole, issue, [(ranks, 0, elements)]
+            return _Prepared(whole, whole, issue, [_ExpectedSum(ranks, 0, elements)])
         case "broadcast":
             issue = partial(dist.broadcast, whole, group_src=0, **group)
-            return whole, whole, issue, [((0,), 0, elements)]
+            return _Prepared(whole, whole, issue, [_ExpectedSum((0,), 0, elements)])
         case "all_gather":
             share = whole.new_empty(length)
             issue = partial(all_gather, whole, share, **group)
-            return share, whole, issue, [((peer,), 0, length) for peer in ranks]
+            expected = [_ExpectedSum((peer,), 0, length) for peer in ranks]
+            return _Prepared(share, whole, issue, expected)
         case "reduce_scatter":
             share = whole.new_empty(length)
             issue = partial(reduce_scatter, share, whole, **group)
-            return whole, share, issue, [(ranks, start, length)]
+            return _Prepared(whole, share, issue, [_ExpectedSum(ranks, start, length)])
         case "all_to_all":
             target = torch.empty_like(whole)
             issue = partial(dist.all_to_all_single, target, whole, **group)
-            return whole, target, issue, [((peer,), start, length) for peer in ranks]
+            expected = [_ExpectedSum((peer,), start, length) for peer in ranks]
+            return _Prepared(whole, target, issue, expected)
         case "sendrecv":
             target = torch.empty_like(whole)
-            following, preceding = ((index + step) % size for step in (1, -1))
-            send = dist.P2POp(dist.isend, whole, group_peer=following, **group)
-            receive = dist.P2POp(dist.irecv, target, group_peer=preceding, **group)
+            receiver, sender = (index + 1) % size, (index - 1) % size
+            send = dist.P2POp(dist.isend, whole, group_peer=receiver, **group)
+            receive = dist.P2POp(dist.irecv, target, group_peer=sender, **group)
             issue = partial(exchange, [send, receive])
-            return whole, target, issue, [((preceding,), 0, elements)]
+            return _Prepared(whole, target, issue, [_ExpectedSum((sender,), 0, elements)])
 
 
 def exchange(operations: list[dist.P2POp]) -> None:
-    """Issue sends and receives of one group together; the peers must issue the matching ones.
+    """Issue sends and receives of one group together; the peers must issue their counterparts.
 
-    With NCCL the current stream waits for them, with gloo the host.
+    With NCCL the current stream waits for the messages, with gloo the host.
     """
     import torch.distributed as dist
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Pixels = Annotated[int, Field(gt=0, description="Pixels of the image; 16 x 16 are a token.")]
 # Height and width of a token in pixels: a token has 2 x 2 latents of 8 x 8 pixels.
-_PIXELS = 16
+_TOKEN_PIXELS = 16
 
 
 class Dit(Workload):
@@ -70,15 +70,15 @@ class Dit(Workload):
         import torch
 
         from raybench.workloads.attention import form_groups
-        from raybench.workloads.dit_model import Steps
+        from raybench.workloads.dit_model import StepBuilder
 
-        rows, columns = height // _PIXELS, width // _PIXELS
+        rows, columns = height // _TOKEN_PIXELS, width // _TOKEN_PIXELS
         # On the meta device one rank computes the whole step.
-        is_counted = context.device.type == "meta"
-        degrees = (1, 1) if is_counted else _degrees(context.world_size, ulysses, ring)
+        is_meta = context.device.type == "meta"
+        degrees = (1, 1) if is_meta else _choose_degrees(context.world_size, ulysses, ring)
         shape = DIT_PRESETS[preset]
         self._context = context
-        self._steps = Steps(
+        self._builder = StepBuilder(
             shape=shape,
             rows=rows,
             columns=columns,
@@ -90,17 +90,17 @@ class Dit(Workload):
             parallel=form_groups(
                 context.rank, ulysses=degrees[0], ring=degrees[1], ring_kind=ring_kind
             ),
-            compile=compile and not is_counted,
+            compile=compile and not is_meta,
         )
-        self._step = self._steps.make(scope, steps)
+        self._step = self._builder.make(scope, steps)
         self.output: Tensor | None = None
         self.items_per_step = passes = steps if scope == "loop" else 1
-        # Not counted on meta tensors, because a loop would take a minute.
+        # Declare the FLOPs, because counting them on the meta device takes a minute for a loop.
         flops = passes * shape.flops(scope, text=text_tokens, image=rows * columns)
         self.flops_per_step = flops / context.world_size
 
     def step(self) -> None:
-        """Run what `scope` says and set `output`. Collective."""
+        """Run the block, pass or loop that `scope` names, and set `output`. Collective."""
         import torch
 
         with torch.inference_mode():
@@ -109,14 +109,14 @@ class Dit(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last output is not finite or the division is wrong.
 
-        The division is wrong if a small divided model differs from the undivided one by more than
+        The division is wrong if a small divided model differs from the undivided model by more than
         `TOLERANCES`. Collective.
         """
         from raybench.workloads.dit_model import TOLERANCES, difference_to_whole
 
         subject = f"rank {self._context.rank}: dit in {self._context.precision}"
-        # Before anything is raised, because this is collective.
-        error, allowed = difference_to_whole(self._steps), TOLERANCES[self._context.precision]
+        # Call this before any rank raises, because it is collective.
+        error, allowed = difference_to_whole(self._builder), TOLERANCES[self._context.precision]
         if self.output is not None and not bool(self.output.isfinite().all()):
             raise WrongResultError(f"{subject} left an output that is not finite")
         # Not `error > allowed`, so that NaN fails, too.
@@ -130,7 +130,7 @@ class Dit(Workload):
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
         """Return why these settings cannot run, in one sentence; None if they can."""
         world_size = settings["world_size"]
-        ulysses, ring = _degrees(world_size, settings.get("ulysses"), settings.get("ring"))
+        ulysses, ring = _choose_degrees(world_size, settings.get("ulysses"), settings.get("ring"))
         if ulysses * ring != world_size:
             return (
                 f"ulysses {ulysses} x ring {ring} must be world_size {world_size}; "
@@ -140,13 +140,13 @@ class Dit(Workload):
         if heads % ulysses:
             return f"ulysses {ulysses} must divide the {heads} heads"
         height, width, text = (settings[name] for name in ("height", "width", "text_tokens"))
-        tokens = (height // _PIXELS) * (width // _PIXELS)
-        if height % _PIXELS or width % _PIXELS:
+        tokens = (height // _TOKEN_PIXELS) * (width // _TOKEN_PIXELS)
+        if height % _TOKEN_PIXELS or width % _TOKEN_PIXELS:
             return f"height {height} and width {width} must be multiples of 16 pixels"
         if tokens % world_size:
             return (
                 f"{tokens} tokens of height {height} x width {width} cannot be divided by "
-                f"{world_size} ranks; take a height of a multiple of {world_size * _PIXELS}"
+                f"{world_size} ranks; take a height of a multiple of {world_size * _TOKEN_PIXELS}"
             )
         if text % world_size:
             return f"text_tokens {text} must be a multiple of the {world_size} ranks"
@@ -159,12 +159,12 @@ class Dit(Workload):
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
-        """Return the number of parameters of what a step runs; None without a known preset."""
+        """Return the number of parameters of the block or model; None without a known preset."""
         shape = DIT_PRESETS.get(params.get("preset", ""))
         return None if shape is None else shape.parameter_count(params.get("scope"))
 
 
-def _degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
+def _choose_degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
     """Return ulysses and ring; if both are missing, ulysses is world_size."""
     if ulysses is None:
         ring = ring or 1

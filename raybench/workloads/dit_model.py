@@ -35,6 +35,7 @@ Scope = Literal["double_block", "single_block", "forward", "loop"]
 # Attention: maps query, key and value, (tokens, heads, head width), to an output of this shape.
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+# As in Flux.1.
 _EPSILON = 1e-6
 _LONGEST_PERIOD = 10_000.0
 
@@ -90,7 +91,7 @@ class _Stream(nn.Module):
         return heads
 
     def end(self, x: Tensor, mixed: Tensor, modulation: tuple[Tensor, ...]) -> Tensor:
-        """Return x plus gated attention and gated MLP, (tokens, width).
+        """Return x plus gated attention, then plus a gated MLP, (tokens, width).
 
         Args:
             x: (tokens, width).
@@ -128,9 +129,9 @@ class DoubleBlock(nn.Module):
         active, rotation = functional.silu(time), Rotation(cosine, sine)
         text_modulation = self.text.modulation(active).chunk(6, dim=-1)
         image_modulation = self.image.modulation(active).chunk(6, dim=-1)
-        of_text = self.text.begin(text, *text_modulation[:2])
-        of_image = self.image.begin(image, *image_modulation[:2])
-        query, key, value = (torch.cat(pair) for pair in zip(of_text, of_image, strict=True))
+        text_heads = self.text.begin(text, *text_modulation[:2])
+        image_heads = self.image.begin(image, *image_modulation[:2])
+        query, key, value = (torch.cat(pair) for pair in zip(text_heads, image_heads, strict=True))
         mixed = self._attend(rotation(query), rotation(key), value)
         text_mixed, image_mixed = mixed[: text.shape[0]], mixed[text.shape[0] :]
         return (
@@ -152,15 +153,22 @@ class SingleBlock(nn.Module):
         self.joint_out = nn.Linear(5 * width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return the tokens after the block, text first; shapes as in `DoubleBlock.forward`."""
+        """Return the tokens after the block, (tokens, width).
+
+        Args:
+            x: text tokens, then image tokens, (tokens, width).
+            time: embedding of time, guidance and pooled text, (1, width).
+            cosine: cosines of Rotation, for text and then image.
+            sine: sines of Rotation.
+        """
         shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
         joint = self.joint_in(_modulate(x, shift, scale))
         attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
         query, key, value = self.heads(attention)
         rotation = Rotation(cosine, sine)
         mixed = self._attend(rotation(query), rotation(key), value).flatten(1)
-        joint = torch.cat((mixed, functional.gelu(hidden, approximate="tanh")), dim=-1)
-        out: Tensor = x + gate * self.joint_out(joint)
+        activated = functional.gelu(hidden, approximate="tanh")
+        out: Tensor = x + gate * self.joint_out(torch.cat((mixed, activated), dim=-1))
         return out
 
 
@@ -202,8 +210,8 @@ class DitModel(nn.Module):
             image: noisy image, (image tokens, channels).
             time: (1, 1), from 1 (noise) to 0.
             text: (text tokens, text width).
-            pooled: (1, pooled width).
-            guidance: (1, 1).
+            pooled: embedding of the whole text, (1, pooled width).
+            guidance: scale of the guidance, (1, 1).
             rotation: rotation of the text tokens, then of the image tokens.
         """
         embedded: Tensor = (
@@ -223,10 +231,7 @@ class DitModel(nn.Module):
 
 
 def _sinusoids(time: Tensor, count: int) -> Tensor:
-    """Return cosines, then sines, of 1000 x time with growing periods.
-
-    `time` is (1, 1) and the result (1, count), with an even count.
-    """
+    """Return (1, count) cosines, then sines, of 1000 x `time` (1, 1) with growing periods."""
     wide = torch.promote_types(time.dtype, torch.float32)
     indices = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * indices / (count // 2))
@@ -239,16 +244,17 @@ def rotation(
 ) -> Rotation:
     """Return the rotation of text tokens, all at the origin, then of image tokens, row by row.
 
-    The result is on the device of `like`, in fp64 if `like` is fp64, otherwise in fp32.
+    Args:
+        like: the result is on this tensor's device, in fp64 if the tensor is fp64, else in fp32.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
     grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
     positions = torch.cat((torch.zeros(text_tokens, 3, dtype=grid.dtype), grid)).double()
-    by_axis = []
+    angles_by_axis = []
     for axis, size in enumerate(shape.axes):
         exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
-        by_axis.append(positions[:, axis : axis + 1] * _LONGEST_PERIOD**-exponents)
-    angles = torch.cat(by_axis, dim=-1).unsqueeze(1)
+        angles_by_axis.append(positions[:, axis : axis + 1] * _LONGEST_PERIOD**-exponents)
+    angles = torch.cat(angles_by_axis, dim=-1).unsqueeze(1)
     return Rotation(angles.cos().to(like.device, wide), angles.sin().to(like.device, wide))
 
 
@@ -266,10 +272,10 @@ _OPERATORS: WeakValueDictionary[int, AttentionOperator] = WeakValueDictionary()
 
 
 class AttentionOperator:
-    """Wraps a function of query, key and value as an operator that torch.compile does not trace.
+    """Wraps attention over ranks as an operator, so that a compiled block stays one graph.
 
-    A compiled block then stays one graph: sends and receives between ranks cannot be traced. An
-    operator takes only tensors and numbers, so a number identifies the function.
+    torch.compile cannot trace sends and receives between ranks. An operator takes only tensors and
+    numbers, so a number identifies the function.
     """
 
     def __init__(self, attend: Attend) -> None:
@@ -295,11 +301,12 @@ def _(query: Tensor, key: Tensor, value: Tensor, number: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """Builds the step of a scope over the ranks of `parallel`, on random inputs and weights."""
+class StepBuilder:
+    """Builds a step with random inputs and weights, divided over the ranks of `parallel`."""
 
     shape: DitShape
-    # Tokens of the image and of its text. The ranks must divide both numbers.
+    # The image has rows x columns tokens. `parallel.degree` must divide this number and
+    # `text_tokens`.
     rows: int
     columns: int
     text_tokens: int
@@ -311,10 +318,10 @@ class Steps:
     parallel: SequenceParallel
     compile: bool = False
     # Value of the parameters of norms.
-    norm: float = 1.0
-    # Other parameters are normal random numbers with standard deviation gain / sqrt(inputs of the
-    # layer), or 0.02 if gain is 0.
-    gain: float = 0.0
+    norm_weight: float = 1.0
+    # The standard deviation of other parameters is weight_gain / sqrt(inputs of the layer), or 0.02
+    # if weight_gain is 0.
+    weight_gain: float = 0.0
 
     def make(self, scope: Scope, steps: int) -> Callable[[], Tensor]:
         """Return a function that does one step of a scope and returns its output. Collective.
@@ -328,23 +335,23 @@ class Steps:
             generator = torch.Generator(self.device).manual_seed(self.seed)
         options: Any = {"device": self.device, "dtype": self.dtype}
         draw = partial(torch.randn, generator=generator, **options)
-        all_angles = rotation(
+        whole_rotation = rotation(
             shape,
             text_tokens=self.text_tokens,
             rows=self.rows,
             columns=self.columns,
             like=torch.empty(0, **options),
         )
-        # The rotation of this rank's tokens, text first.
-        shards = []
-        for angles in all_angles:
-            text, image = angles[: self.text_tokens], angles[self.text_tokens :]
-            shards.append(torch.cat((parallel.shard(text), parallel.shard(image))))
-        local_rotation = Rotation(*shards)
+        # The cosines and sines of this rank's tokens, text first.
+        local_tables = []
+        for table in whole_rotation:
+            text, image = table[: self.text_tokens], table[self.text_tokens :]
+            local_tables.append(torch.cat((parallel.shard(text), parallel.shard(image))))
+        local_rotation = Rotation(*local_tables)
 
         if scope in ("double_block", "single_block"):
-            kind = DoubleBlock if scope == "double_block" else SingleBlock
-            block = self._make_module(kind, generator)
+            block_class = DoubleBlock if scope == "double_block" else SingleBlock
+            block = self._make_module(block_class, generator)
             text = parallel.shard(draw(self.text_tokens, shape.width))
             image = parallel.shard(draw(pixels, shape.width))
             time = draw(1, shape.width)
@@ -358,58 +365,62 @@ class Steps:
         text = parallel.shard(draw(self.text_tokens, shape.text_width))
         pooled, guidance = draw(1, shape.pooled_width), torch.full((1, 1), 3.5, **options)
 
-        def predict(image: Tensor, time: Tensor) -> Tensor:
+        def predict_velocity(image: Tensor, time: Tensor) -> Tensor:
             velocity = model(parallel.shard(image), time, text, pooled, guidance, local_rotation)
             return parallel.gather(velocity)
 
         if scope == "forward":
             time = torch.ones(1, 1, **options)
-            return lambda: predict(noise, time)
+            return lambda: predict_velocity(noise, time)
         times = torch.linspace(1, 0, steps + 1, device=self.device, dtype=torch.float32)
         times = times[:-1].to(self.dtype).view(steps, 1, 1)
 
         def denoise() -> Tensor:
             image = noise
             for time in times:
-                image = image - predict(image, time) / steps
+                image = image - predict_velocity(image, time) / steps
             return image
 
         return denoise
 
     @property
     def _kernel(self) -> Kernel:
-        """The attention kernel: as set, or as torch chooses for this rank's heads."""
+        """The attention kernel of the setting; for auto torch's choice for this rank's heads."""
         heads = self.shape.heads // self.parallel.ulysses
         shape = (1, heads, self.rows * self.columns, self.shape.head_width)
         tokens = torch.empty(shape, device=self.device, dtype=self.dtype)
         return choose_kernel(self.attention, tokens)
 
     def _make_module(
-        self, kind: Callable[[DitShape, Attend], nn.Module], generator: torch.Generator | None
+        self,
+        module_class: Callable[[DitShape, Attend], nn.Module],
+        generator: torch.Generator | None,
     ) -> nn.Module:
-        """Return a module with attention over the tokens of all ranks."""
+        """Return a module with random weights and attention over the tokens of all ranks."""
         attend: Attend = partial(attend_whole, self._kernel)
         if self.parallel.degree > 1:
             attend = partial(self.parallel.attend, self._kernel)
             attend = AttentionOperator(attend) if self.compile else attend
-        # Make the weights in their final place and type, so that no copies need memory.
+        # Allocate the weights on their device and in their type, so that no copies need memory.
         with torch.device("meta"):
-            module = kind(self.shape, attend).to(self.dtype)
+            module = module_class(self.shape, attend).to(self.dtype)
         module = module.to_empty(device=self.device).requires_grad_(False)
         for name, parameter in module.named_parameters():
             if "norm" in name:
-                nn.init.constant_(parameter, self.norm)
-            else:
-                std = self.gain / math.sqrt(parameter.shape[-1]) if self.gain else 0.02
-                nn.init.normal_(parameter, std=std, generator=generator)
+                nn.init.constant_(parameter, self.norm_weight)
+                continue
+            std = 0.02
+            if self.weight_gain:
+                std = self.weight_gain / math.sqrt(parameter.shape[-1])
+            nn.init.normal_(parameter, std=std, generator=generator)
         if self.compile:
             compile_blocks(module, DoubleBlock, SingleBlock)
         return module
 
 
-# Limits for `difference_to_whole`. Two ranks on a CPU differ by 3e-7 (fp32) and 5e-3 (bf16). A
-# log-sum-exp to base 2 causes an error of 3e-2, parts merged by their mean 0.16, the heads of
-# another rank 0.8.
+# Limits for `difference_to_whole`. Two ranks on a CPU differ by 3e-7 (fp32) and 5e-3 (bf16).
+# Mistakes cause larger errors: a log-sum-exp to base 2 3e-2, partial outputs merged by their mean
+# 0.16, the heads of another rank 0.8.
 TOLERANCES = {
     Precision.FP32: 1e-4,
     Precision.TF32: 1e-2,
@@ -418,31 +429,31 @@ TOLERANCES = {
 }
 
 
-def difference_to_whole(steps: Steps) -> float:
-    """Return the relative error of a small model that the ranks of `steps` divide. Collective.
+def difference_to_whole(builder: StepBuilder) -> float:
+    """Return the relative error of a small model that the ranks divide. Collective.
 
-    The model has one block of each kind, with width, type and kernel of `steps`. The error is
+    The model has one block of each kind, with width, type and kernel of `builder`. The error is
     |divided - whole| / |whole| in Frobenius norms; 0 for one rank.
     """
-    ranks = steps.parallel.degree
+    ranks = builder.parallel.degree
     if ranks == 1:
         return 0.0
-    copy = replace(
-        steps,
-        shape=replace(steps.shape, double_blocks=1, single_blocks=1),
+    small_builder = replace(
+        builder,
+        shape=replace(builder.shape, double_blocks=1, single_blocks=1),
         rows=2 * ranks,
         columns=8,
         text_tokens=8 * ranks,
-        attention=steps._kernel,
+        attention=builder._kernel,
         compile=False,
         # Large norms of queries and keys make a token attend to few other tokens. Otherwise the
-        # output of attention is close to the mean of all tokens, and errors would not show. Large
+        # output of attention is close to the mean of all tokens, which would hide errors. Large
         # weights make attention matter for the output.
-        norm=2.0,
-        gain=1.5,
+        norm_weight=2.0,
+        weight_gain=1.5,
     )
-    undivided = replace(copy, parallel=form_groups(0, ulysses=1, ring=1))
+    undivided_builder = replace(small_builder, parallel=form_groups(0, ulysses=1, ring=1))
     with torch.inference_mode():
-        divided = copy.make("forward", 1)().double()
-        whole = undivided.make("forward", 1)().double()
+        divided = small_builder.make("forward", 1)().double()
+        whole = undivided_builder.make("forward", 1)().double()
         return float((divided - whole).norm() / whole.norm())

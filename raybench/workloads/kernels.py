@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Limits for the largest error of an element, in standard deviations of an element (sqrt(k)).
-# Rounding a result of 5 standard deviations costs 0.002 in fp16 and 0.02 in bf16. tf32 rounds
-# inputs to 10 bits; its error is 1e-3, so the limit of fp32 detects it.
+# Rounding a result of 5 standard deviations costs 0.002 in fp16 and 0.02 in bf16. tf32 has an error
+# of 1e-3, so the limit of fp32 detects tf32.
 _TOLERANCES = {
     Precision.FP32: 1e-4,
     Precision.TF32: 1e-2,
@@ -76,7 +76,7 @@ class Gemm(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last product is wrong by more than rounding.
 
-        64 random rows and 64 random columns, the same each time, are compared with float64. The
+        The check computes 64 random rows and 64 random columns, always the same, in float64. The
         product is NaN before the first step and after each check.
         """
         import torch
@@ -87,7 +87,8 @@ class Gemm(Workload):
         )
         exact = self.first[rows].double() @ self.second[:, columns].double()
         sampled = self.product[rows][:, columns].double()
-        error = float((sampled - exact).abs().max()) / len(self.second) ** 0.5
+        standard_deviation = len(self.second) ** 0.5
+        error = float((sampled - exact).abs().max()) / standard_deviation
         allowed = _TOLERANCES[self._context.precision]
         # Not `error > allowed`, so that NaN fails, too.
         if not error <= allowed:
@@ -148,17 +149,17 @@ class SameBits(Workload):
     def check(self) -> None:
         """Update the metrics from the last product, and set the product to 0.
 
-        `digest` keeps its first value. The product is also computed again with its rows in other
-        positions.
+        `digest` keeps its first value.
         """
         import torch
 
-        # Move each row by half of the rows, multiply, and move the rows of the product back.
+        # Multiply again with the rows in other positions, and move the rows of the product back.
         half = len(self._first) // 2
-        moved = torch.matmul(self._first.roll(half, 0), self._second).roll(-half, 0)
-        self.misplaced_products += not torch.equal(moved, self.product)
+        moved_product = torch.matmul(self._first.roll(half, 0), self._second)
+        self.misplaced_products += not torch.equal(moved_product.roll(-half, 0), self.product)
         digest = digest_of(self.product)
-        self.digest = digest if self.digest is None else self.digest
+        if self.digest is None:
+            self.digest = digest
         self.changed_products += digest != self.digest
         self.product.zero_()
 
@@ -198,8 +199,8 @@ class Launch(Workload):
         self.number = torch.zeros(1, dtype=torch.int64, device=context.device)
         self._wait = torch.cuda.synchronize if wait and context.device.type == "cuda" else None
         self._rank = context.rank
-        # Whether each step runs `step`, so that the host counts it.
-        self._is_counted = not context.cuda_graph
+        # A replay of a CUDA graph does not run `step`, so the host cannot count steps.
+        self._counts_steps = not context.cuda_graph
         self._steps = 0
 
     def step(self) -> None:
@@ -215,7 +216,7 @@ class Launch(Workload):
         With cuda_graph this never raises, because the host does not count replayed steps.
         """
         number = int(self.number)
-        if self._is_counted and number != self._steps:
+        if self._counts_steps and number != self._steps:
             raise WrongResultError(
                 f"rank {self._rank}: {self._steps} additions of 1 came to {number}"
             )
@@ -227,10 +228,11 @@ Direction = Literal["h2d", "d2h", "both"]
 _SCALAR = 3.0  # as in STREAM
 # Sentinel: no source of a copy has this value.
 _NOT_SENT = -1
-_CHECKED_AT_A_TIME = 2**24
+# Elements that are checked at a time, because a check in float64 needs more memory.
+_CHECKED_ELEMENTS = 2**24
 # How often a result is rounded, each time by at most an epsilon of the operands.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
-# On a GPU far above the caches. A CPU is slower, so its arrays are smaller.
+# Array sizes of `memory_gb_s`. A GPU's is far above the caches; a CPU is slower, so its is smaller.
 _ARRAY_BYTES = {"cuda": GIB, "cpu": 32 * MIB}
 
 
@@ -273,9 +275,13 @@ class Memory(Workload):
                 f"{element.itemsize} bytes; give a multiple of {element.itemsize}"
             )
         array_count = 2 if operation in ("copy", "scale") else 3
-        like: Any = {"generator": context.generator(), "dtype": element, "device": context.device}
+        options: Any = {
+            "generator": context.generator(),
+            "dtype": element,
+            "device": context.device,
+        }
         length = size_bytes // element.itemsize
-        self.inputs = [torch.randn(length, **like) for _ in range(array_count - 1)]
+        self.inputs = [torch.randn(length, **options) for _ in range(array_count - 1)]
         self.output = torch.full_like(self.inputs[0], math.nan)
         self._operation, self._rank = operation, context.rank
         self.memory_bytes = array_count * size_bytes
@@ -304,16 +310,16 @@ class Memory(Workload):
         factor = _SCALAR if self._operation in ("scale", "triad") else 1.0
         eps = torch.finfo(self.output.dtype).eps * _ROUNDINGS[self._operation]
         arrays = [self.output, *self.inputs]
-        for start in range(0, len(self.output), _CHECKED_AT_A_TIME):
-            output, *inputs = (array[start : start + _CHECKED_AT_A_TIME] for array in arrays)
+        for start in range(0, len(self.output), _CHECKED_ELEMENTS):
+            output, *inputs = (array[start : start + _CHECKED_ELEMENTS] for array in arrays)
             *summands, scaled = [array.double() for array in inputs]
             # Rounding is relative to the size of the operands, which may cancel in their sum.
             exact = scaled * factor
-            operands = exact.abs()
+            operand_size = exact.abs()
             for array in summands:
-                exact, operands = exact + array, operands + array.abs()
-            # Negated, so that NaN fails, too.
-            is_wrong = ~((output.double() - exact).abs() <= operands * eps)
+                exact, operand_size = exact + array, operand_size + array.abs()
+            # Not `error > limit`, so that NaN fails, too.
+            is_wrong = ~((output.double() - exact).abs() <= operand_size * eps)
             if bool(is_wrong.any()):
                 index = int(is_wrong.nonzero()[0])
                 raise WrongResultError(
@@ -324,10 +330,13 @@ class Memory(Workload):
 
 
 def memory_gb_s(context: Context) -> float | None:
-    """Return the device's memory bandwidth in GB/s (1e9 bytes), by 0.1 s of `memory`'s triad.
+    """Measure the device's memory bandwidth in GB/s (1e9 bytes) by the triad of `memory`.
 
-    The result is None on the meta device. A GPU needs 3 GiB of memory; without them this raises
-    torch.OutOfMemoryError. On a CPU the arrays have 32 MiB each, so a larger cache holds them.
+    Returns:
+        None on the meta device. On a CPU with a large cache, the bandwidth of the cache.
+
+    Raises:
+        torch.OutOfMemoryError: a GPU has less than 3 GiB of free memory.
     """
     import torch
     from torch.utils.benchmark import Timer
@@ -339,7 +348,7 @@ def memory_gb_s(context: Context) -> float | None:
     timer = Timer("step()", globals={"step": triad.step}, num_threads=torch.get_num_threads())
     step_s = timer.blocked_autorange(min_run_time=0.1).median
     moved_bytes = triad.memory_bytes
-    # Free the arrays, which the timer also holds: the calling workload needs the memory.
+    # The timer also holds the arrays. Free them, because the calling workload needs the memory.
     del triad, timer
     if context.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -394,26 +403,26 @@ class HostCopy(Workload):
             source.copy_(torch.arange(len(source), device=source.device))
             target.fill_(_NOT_SENT)
             self._copies.append((source, target))
-        # The stream of the second copy, so that both copies run at once.
-        self._stream: Any = None
+        # Two copies need two streams to run at the same time.
+        self._second_stream: Any = None
         if on_gpu and len(ways) == 2:
-            self._stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
+            self._second_stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
         """Issue this rank's copies; the current stream waits for them."""
         import torch
 
-        if self._stream is None:
+        if self._second_stream is None:
             for source, target in self._copies:
                 target.copy_(source, non_blocking=True)
             return
         current = torch.cuda.current_stream()
-        self._stream.wait_stream(current)
-        (first_source, first_target), (source, target) = self._copies
+        self._second_stream.wait_stream(current)
+        (first_source, first_target), (second_source, second_target) = self._copies
         first_target.copy_(first_source, non_blocking=True)
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        current.wait_stream(self._stream)
+        with torch.cuda.stream(self._second_stream):
+            second_target.copy_(second_source, non_blocking=True)
+        current.wait_stream(self._second_stream)
 
     def check(self) -> None:
         """Raise WrongResultError if the received bytes differ from the sent bytes.

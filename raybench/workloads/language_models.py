@@ -45,6 +45,7 @@ Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 _MESHES = count()
 
 _aten: Any = torch.ops.aten
+# Operators whose outputs selective checkpointing keeps.
 _ATTENTION = frozenset(
     {
         _aten._scaled_dot_product_flash_attention.default,
@@ -60,33 +61,38 @@ _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.d
 class KeyValueCache:
     """A KV cache of static size, of all layers or of one layer."""
 
-    # (layers, 2, batch, kv heads, room, head width); for one layer without the first dimension. The
-    # 2 are keys and values, and room is the maximum of tokens.
+    # (layers, 2 for keys and values, batch, kv heads, max_tokens, head width); a cache of one layer
+    # lacks the first dimension.
     memory: Tensor
     # Index of the next token, equal in all sequences; the owner of the cache advances it.
     position: int = 0
 
     @classmethod
     def make(
-        cls, shape: LanguageShape, *, batch_size: int, room: int, **like: Any
+        cls,
+        shape: LanguageShape,
+        *,
+        batch_size: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> KeyValueCache:
-        """Return an empty cache of all layers, for at most `room` tokens per sequence.
+        """Return an empty cache of all layers, for at most `max_tokens` tokens per sequence.
 
         Args:
-            room: maximum of tokens per sequence.
-            like: arguments of torch.empty: dtype of the model's keys, and device.
+            dtype: type of the model's keys.
         """
-        heads = (shape.kv_heads, room, shape.head_width)
-        return cls(torch.empty(shape.layers, 2, batch_size, *heads, **like))
+        layer_shape = (2, batch_size, shape.kv_heads, max_tokens, shape.head_width)
+        return cls(torch.empty(shape.layers, *layer_shape, dtype=dtype, device=device))
 
     def of_layer(self, layer: int) -> KeyValueCache:
         """Return the cache of one layer, from 0, with a view of the memory."""
         return KeyValueCache(self.memory[layer], self.position)
 
     def extend(self, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values of new tokens into a cache of one layer; return all so far.
+        """Write keys and values of new tokens at `position`, which stays; return all so far.
 
-        This does not change `position`. Several new tokens are allowed only at position 0.
+        The cache must be of one layer. Several new tokens are allowed only at position 0.
 
         Args:
             new: (2, batch, kv heads, length, head width).
@@ -100,7 +106,7 @@ class KeyValueCache:
         assert length == 1 or self.position == 0, "several tokens only begin a sequence"
         end = self.position + length
         assert end <= self.memory.shape[3], "the cache is full"  # torch would not raise
-        # One copy for keys and values, because in decoding each kernel takes noticeable time.
+        # Copy keys and values together, because in decoding each kernel takes noticeable time.
         self.memory[:, :, :, self.position : end] = new
         keys, values = self.memory[:, :, :, :end]
         return keys, values
@@ -140,11 +146,12 @@ class LanguageModel(nn.Module):
             Block(shape, checkpointing, region) for _ in range(shape.layers)
         )
         self.norm = _make_norm(shape)
-        # A tied output layer needs no memory, not even for a moment.
+        # A tied output layer gets its weight below, so do not allocate memory for the layer.
         device = "meta" if shape.is_tied else None
         self.output = nn.Linear(shape.width, shape.vocabulary, bias=False, device=device)
-        # Name of the table from which a token reads only one row. A tied table is read as a whole.
-        self.looked_up = "positions" if shape.is_tied else "tokens.weight"
+        # Name of the table from which a token reads only one row. The output layer reads the whole
+        # table of tied embeddings.
+        self.lookup_table = "positions" if shape.is_tied else "tokens.weight"
         if isinstance(shape, LlamaShape):
             # Angles by which pairs of numbers are rotated (Su et al. 2021).
             exponents = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
@@ -156,8 +163,9 @@ class LanguageModel(nn.Module):
         # torchtitan and OLMo do so for Llama).
         for name, module in self.named_modules():
             if isinstance(module, nn.Embedding | nn.Linear):
-                depth = 2 * shape.layers if name.endswith(("attention.output", "mlp.down")) else 1
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(depth))
+                is_added = name.endswith(("attention.output", "mlp.down"))
+                summands = 2 * shape.layers if is_added else 1
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(summands))
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         if shape.is_tied:
@@ -168,8 +176,9 @@ class LanguageModel(nn.Module):
 
         Args:
             tokens: (batch, length).
-            cache: cache of all layers, to which the tokens are written at `position`. length must
-                be 1 unless `position` is 0. With a cache only the last logits are returned.
+            cache: cache of all layers, which gets the tokens at `position`. length must be 1 unless
+                `position` is 0. With a cache the result has only the last logits, (batch, 1,
+                vocabulary).
         """
         begin, length = 0 if cache is None else cache.position, tokens.shape[1]
         new_positions = slice(begin, begin + length)
@@ -181,8 +190,8 @@ class LanguageModel(nn.Module):
                 rotation = cosines[new_positions], sines[new_positions]
             else:
                 # Slice only if necessary, because a slice of a parameter costs additional kernels.
-                is_whole = length == len(self.positions)
-                x = x + (self.positions if is_whole else self.positions[new_positions])
+                uses_all = length == len(self.positions)
+                x = x + (self.positions if uses_all else self.positions[new_positions])
         for layer, block in enumerate(self.blocks):
             x = block(x, rotation, None if cache is None else cache.of_layer(layer))
         if cache is not None:
@@ -218,17 +227,15 @@ class Block(nn.Module):
             rotation: rotation of these tokens; None for GPT-2.
             cache: cache of this layer; None if there are no earlier tokens.
         """
-        # Checkpoint inside the block: compiled code then recomputes only what gradients need.
         if self._checkpointing == "none":
             return self._run(x, rotation, cache)
-        chosen: dict[str, Any] = {}
+        # Checkpoint inside the block: compiled code then recomputes only what gradients need. A
+        # block draws no random numbers, so random states need not be kept.
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
         if self._checkpointing == "selective":
-            # A plain function: torch.compile would not compile a block with an object here.
-            chosen = {"context_fn": _keep_costly_parts}
-        # Nothing random runs in a block, so no random state is kept.
-        out: Tensor = checkpoint(
-            self._run, x, rotation, cache, use_reentrant=False, preserve_rng_state=False, **chosen
-        )
+            # A plain function, because torch.compile would not compile a block with an object.
+            options["context_fn"] = _keep_costly_outputs
+        out: Tensor = checkpoint(self._run, x, rotation, cache, **options)
         return out
 
     def _run(self, x: Tensor, rotation: Rotation | None, cache: KeyValueCache | None) -> Tensor:
@@ -239,13 +246,10 @@ class Block(nn.Module):
         return out
 
 
-def _keep_costly_parts() -> Any:
-    """Return the contexts of torch.utils.checkpoint for selective checkpointing.
-
-    They save the outputs of attention and of every second matrix product, as torchtitan does.
-    """
-    # Products so far in the forward pass (False) and in the recomputation (True), which has the
-    # same order.
+def _keep_costly_outputs() -> Any:
+    """Return contexts that save attention and every second matrix product, as torchtitan does."""
+    # Number of products so far in the forward pass (False) and in the recomputation (True), whose
+    # order is the same.
     product_counts = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
@@ -259,24 +263,24 @@ def _keep_costly_parts() -> Any:
 
 
 class Attention(nn.Module):
-    """Causal self-attention in which heads / kv_heads heads of queries share a head of keys."""
+    """Causal self-attention of Llama, in which heads / kv_heads query heads share a key head."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        queries, keys = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
-        self.query = nn.Linear(shape.width, queries, bias=False)
-        self.key = nn.Linear(shape.width, keys, bias=False)
-        self.value = nn.Linear(shape.width, keys, bias=False)
-        self.output = nn.Linear(queries, shape.width, bias=False)
+        query_width, key_width = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
+        self.query = nn.Linear(shape.width, query_width, bias=False)
+        self.key = nn.Linear(shape.width, key_width, bias=False)
+        self.value = nn.Linear(shape.width, key_width, bias=False)
+        self.output = nn.Linear(query_width, shape.width, bias=False)
         # Context parallelism replaces this function.
         self.attend: Attend = _attend_causally
-        self._head = shape.head_width
+        self._head_width = shape.head_width
 
     def forward(self, x: Tensor, rotation: Rotation, cache: KeyValueCache | None = None) -> Tensor:
         """Return attention's output, (batch, length, width); write into the cache of this layer."""
         # Infer the number of heads: with tensor parallelism a rank has only some of them.
         query, key, value = (
-            layer(x).unflatten(-1, (-1, self._head)).transpose(1, 2)
+            layer(x).unflatten(-1, (-1, self._head_width)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
         query, key = _rotate(query, rotation), _rotate(key, rotation)
@@ -304,9 +308,10 @@ class JointAttention(nn.Module):
         """Return attention's output, (batch, length, width); write into the cache of this layer."""
         batch, length, width = x.shape
         joint = self.joint(x).view(batch, length, 3, self._heads, width // self._heads)
-        query, key, value = by_kind = joint.permute(2, 0, 3, 1, 4)
+        query_key_value = joint.permute(2, 0, 3, 1, 4)
+        query, key, value = query_key_value
         if cache is not None:
-            key, value = cache.extend(by_kind[1:])
+            key, value = cache.extend(query_key_value[1:])
         # A single token attends to all keys; torch's causal mask would allow only the first.
         is_causal = cache is None or length > 1
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
@@ -370,35 +375,34 @@ def _attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return x with its pairs (i, i + head / 2) rotated by their positions, in the type of x."""
+    """Return x with the pairs (i, i + head width / 2) of each head rotated, in the type of x."""
     cosines, sines = rotation
     first, second = x.to(torch.promote_types(x.dtype, cosines.dtype)).chunk(2, dim=-1)
-    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
-    return turned.to(x.dtype)
+    rotated = (first * cosines - second * sines, second * cosines + first * sines)
+    return torch.cat(rotated, dim=-1).to(x.dtype)
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy over all positions of the batch, a scalar.
-
-    The softmax is in fp32 or wider; under autocast torch chooses.
+    """Return the mean cross entropy over all positions of the batch, in fp32 or wider.
 
     Args:
         logits: (batch, length, vocabulary).
         targets: (batch, length), int64, ids of the next tokens; -100 is ignored.
     """
-    flat, device = logits.flatten(0, 1), logits.device.type
-    # The meta device has no autocast.
+    flat_logits, device = logits.flatten(0, 1), logits.device.type
+    # Autocast converts the logits itself. The meta device has no autocast.
     if device == "meta" or not torch.is_autocast_enabled(device):
-        flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
-    return functional.cross_entropy(flat, targets.flatten())
+        wide = torch.promote_types(flat_logits.dtype, torch.float32)
+        flat_logits = flat_logits.to(wide)
+    return functional.cross_entropy(flat_logits, targets.flatten())
 
 
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
     """Replace linear layers inside the model by float8 layers, in place; not on meta.
 
-    The new layers keep the parameters, but not the hooks. Each tensor is scaled by its largest
-    number (torchao's recipe `tensorwise`). A step raises RuntimeError unless all widths, and the
-    number of tokens of a pass, are multiples of 16.
+    The new layers keep the parameters, but not the hooks. They follow torchao's recipe
+    `tensorwise`: the largest number of a tensor determines its scale. All widths and the number of
+    tokens of a pass must be multiples of 16.
 
     Args:
         emulate: round numbers to float8 and multiply them in fp32, on any device.
@@ -434,11 +438,11 @@ def divide(
     *,
     compiles: bool,
 ) -> nn.Module:
-    """Divide the model over the ranks, in place, and return what training calls. Collective.
+    """Divide the model over the ranks, in place; return the module for training. Collective.
 
-    The result takes whole sequences and returns the logits of `sequence_part`. With cp sequences
-    must have exactly seq_len tokens. The caller must divide the mean loss by tp. A divided model
-    needs no autocast. Call this before the optimizer is made.
+    The module takes whole sequences, with cp of exactly seq_len tokens, and returns the logits of
+    `sequence_part`. The caller must divide the mean loss by tp, use no autocast for a divided
+    model, and make the optimizer after this call.
 
     Args:
         model: on the device, of type optimizer_dtype.
@@ -450,8 +454,7 @@ def divide(
         if compiles:
             compile_blocks(model, Block)
         return context.ddp(model, **{name: options[name] for name in DdpOptions.__annotations__})
-    # FSDP casts weights to this type when it gathers them, and then reduces gradients in fp32. With
-    # None it does not cast.
+    # FSDP casts weights to this type when it gathers them; None: no cast.
     gathered_dtype = None
     if context.precision.dtype != "float32" and options["optimizer_dtype"] != "bf16":
         gathered_dtype = compute_dtype(context)
@@ -461,8 +464,8 @@ def divide(
     if layout.tp > 1:
         _divide_products(model, mesh[tensor])
         if compiles:
-            # Pass a copy: in torch 2.13 the backward pass of compiled code fails if its input is a
-            # collective that nobody has waited for.
+            # Pass a copy to the blocks: in torch 2.13 the backward pass of compiled code fails if
+            # its input is the result of a collective that nobody has waited for.
             model.tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if layout.cp > 1:
         _divide_sequences(model, device, layout)
@@ -471,31 +474,34 @@ def divide(
         compile_blocks(model, Block)
     if layout.dp_replicate * layout.ranks_per_copy == 1 and gathered_dtype is None:
         return model
-    data = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
-    _shard(model, data, gathered_dtype, reshard=bool(options["reshard_after_forward"]))
+    data_mesh = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
+    _shard(model, data_mesh, gathered_dtype, reshard=bool(options["reshard_after_forward"]))
     return model
 
 
 def _divide_sequences(model: LanguageModel, device: torch.device, layout: Layout) -> None:
     """Make each rank of a cp group compute only its part of the tokens. Collective."""
-    cp_mesh, (_, context_name, _) = _make_mesh(
+    mesh, (_, cp_dimension, _) = _make_mesh(
         device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
     )
-    index = layout.cp_index(cp_mesh.get_rank())
-    # Take this rank's part of the positions and of all inputs.
+    index = layout.cp_index(mesh.get_rank())
+    # The rotation of this rank's tokens.
     for name in ("cosines", "sines"):
         part = _take_part(model.get_buffer(name), 0, layout.cp, index)
         model.register_buffer(name, part, persistent=False)
-    model.register_forward_pre_hook(
-        lambda _, inputs: (_take_part(inputs[0], 1, layout.cp, index), *inputs[1:])
-    )
+
+    def take_local_tokens(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        tokens, *other_inputs = inputs
+        return (_take_part(tokens, 1, layout.cp, index), *other_inputs)
+
+    model.register_forward_pre_hook(take_local_tokens)
     # FlashAttention needs Ampere or later, and the job may select another kernel.
     has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
     attention = _ContextParallel(
         degree=layout.cp,
         index=index,
-        group=cp_mesh[context_name].get_group(),
-        takes_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
+        group=mesh[cp_dimension].get_group(),
+        uses_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
     )
     blocks: Any = model.blocks
     for block in blocks:
@@ -503,9 +509,9 @@ def _divide_sequences(model: LanguageModel, device: torch.device, layout: Layout
 
 
 def _shard(
-    model: LanguageModel, data: DeviceMesh, gathered_dtype: torch.dtype | None, *, reshard: bool
+    model: LanguageModel, mesh: DeviceMesh, gathered_dtype: torch.dtype | None, *, reshard: bool
 ) -> None:
-    """Shard the weights over `data` by FSDP2. Collective."""
+    """Shard the weights over the mesh by FSDP2. Collective."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # takes half a second
 
     policy = MixedPrecisionPolicy(
@@ -514,7 +520,7 @@ def _shard(
         # Inputs are tokens, which are integers, and positions, which must stay in fp32.
         cast_forward_inputs=False,
     )
-    arguments: dict[str, Any] = {"mesh": data, "mp_policy": policy}
+    arguments: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     for block in model.blocks:
         fully_shard(block, reshard_after_forward=reshard, **arguments)
     if model.output.weight is not model.tokens.weight:
@@ -525,9 +531,12 @@ def _shard(
 
 
 def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
-    """Return this rank's columns of `tokens`, (batch, seq_len), in the order of its logits.
+    """Return the part of `tokens`, (batch, seq_len), for which a rank computes the logits.
 
-    There are seq_len / (cp x tp) columns. `rank` is the rank among all ranks.
+    The result is (batch, seq_len / (cp x tp)), in the order of the logits.
+
+    Args:
+        rank: the rank among all ranks.
     """
     part = _take_part(tokens, 1, layout.cp, layout.cp_index(rank))
     return part.chunk(layout.tp, dim=1)[rank % layout.tp]
@@ -535,7 +544,7 @@ def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
 
 def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[str, ...]]:
     """Return a mesh of all ranks with these dimensions, and their new names. Collective."""
-    # torch makes new groups for the mesh, because the default group has no device id. Otherwise it
+    # The default group has no device id, so torch makes new groups for the mesh. With an id torch
     # would split groups, which crashes after a second init_process_group (pytorch#192109).
     number = next(_MESHES)
     names = tuple(f"{name}_{number}" for name in degrees)
@@ -544,10 +553,7 @@ def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[
 
 
 def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Divide matrix products over the ranks, and the sequence between products, as torchtitan does.
-
-    Each rank gets whole logits of its part of the sequence, as local tensors.
-    """
+    """Divide matrix products over the ranks, and the sequence between products, like torchtitan."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -597,14 +603,10 @@ def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
 
 
 def _take_part(whole: Tensor, dim: int, degree: int, index: int) -> Tensor:
-    """Return the tokens of one of `degree` ranks that divide `whole` along `dim`.
-
-    The tokens are cut into 2 x degree chunks. A rank gets one early and one late chunk: number
-    `index` counted from the begin, and number `index` counted from the end. Thus causal attention
-    costs the same on all ranks.
-    """
+    """Return the tokens of rank `index` if `degree` ranks divide `whole` along `dim`."""
     if degree == 1:
         return whole
+    # A rank gets an early and a late chunk, so that causal attention costs the same on all ranks.
     chunks = whole.chunk(2 * degree, dim=dim)
     return torch.cat([chunks[index], chunks[-1 - index]], dim=dim)
 
@@ -618,7 +620,7 @@ class _ContextParallel:
     index: int
     group: ProcessGroup
     # Use FlashAttention for fp16 and bf16.
-    takes_flash: bool
+    uses_flash: bool
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention of this rank's queries over the keys of all ranks. Collective.
@@ -636,7 +638,7 @@ class _ContextParallel:
             # The last query of the chunk attends to all these keys.
             key = keys[:, :, :end].repeat_interleave(heads_per_key, dim=1)
             value = values[:, :, :end].repeat_interleave(heads_per_key, dim=1)
-            if self.takes_flash and chunk.dtype in (torch.float16, torch.bfloat16):
+            if self.uses_flash and chunk.dtype in (torch.float16, torch.bfloat16):
                 flash = torch.ops.aten._scaled_dot_product_flash_attention
                 parts.append(flash(chunk, key, value, dropout_p=0.0, is_causal=True)[0])
                 continue
@@ -648,11 +650,12 @@ class _ContextParallel:
         return torch.cat(parts, dim=2)
 
     def _gather(self, part: Tensor) -> Tensor:
-        """Return (batch, heads, tokens, head) of all ranks, in the order of the sequence."""
+        """Return the tokens of all ranks in order, (batch, heads, tokens, head width)."""
         gathered: Any = collectives.all_gather_tensor_autograd(
             part.contiguous(), gather_dim=2, group=self.group
         )
+        # Each rank sent an early and a late chunk. The late chunks are in reverse order of the
+        # ranks.
         chunks = gathered.chunk(2 * self.degree, dim=2)
-        # Rank by rank, each with its early chunk and its late chunk: first all early chunks in
-        # order, then the late chunks, the last rank first.
-        return torch.cat([*chunks[::2], *chunks[::-2]], dim=2)
+        early_chunks, late_chunks = chunks[::2], chunks[::-2]
+        return torch.cat([*early_chunks, *late_chunks], dim=2)

@@ -99,11 +99,13 @@ class Mlp(Model):
         """Return a rank's rough peak in bytes; None for inference, CUDA graphs and uneven steps."""
         hidden, layers = settings["hidden"], settings["layers"]
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
-        number = product_bytes(settings)
+        element_size = product_bytes(settings)
+        layer_inputs = rows * hidden * element_size * layers
+        autocast_weights = 2.0 * parameters if element_size == 2 else 0.0
         step = StepBytes(
-            # Each layer keeps its input. Autocast keeps copies of the weights.
-            saved=rows * hidden * number * layers + (2.0 * parameters if number == 2 else 0.0),
-            at_loss=rows * hidden * (8 + number),
+            saved=layer_inputs + autocast_weights,
+            at_loss=rows * hidden * (8 + element_size),
+            # Inputs and targets in fp32.
             data=8.0 * rows * hidden * settings["grad_accumulation"],
         )
         return estimate_step(settings, step, parameters=parameters)
@@ -113,11 +115,13 @@ def linear_stack(hidden: int, layers: int) -> nn.Module:
     """Return linear layers of hidden x hidden with ReLU between them, on torch's default device."""
     from torch import nn
 
-    pairs = ((nn.Linear(hidden, hidden), nn.ReLU()) for _ in range(layers))
-    return nn.Sequential(*[module for pair in pairs for module in pair][:-1])
+    modules: list[nn.Module] = []
+    for _ in range(layers):
+        modules += [nn.Linear(hidden, hidden), nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
 
 
-# Number of inputs of the layer.
+# Number of inputs of the layer of `Linear`.
 FEATURES = 1024
 
 
@@ -172,15 +176,16 @@ class Linear(Model):
 
         # On the meta device there is nothing to load.
         on_device = data == "device" or context.device.type == "meta"
-        # Loaders of all ranks need the same data set, as if they read a file, so the seed is equal.
-        same_everywhere = torch.Generator().manual_seed(context.seed)
-        generator = context.generator() if on_device else same_everywhere
-        options: Any = {"generator": generator, "device": context.device if on_device else "cpu"}
+        if on_device:
+            options: Any = {"generator": context.generator(), "device": context.device}
+        else:
+            # The loaders of all ranks need the same data set, as if they read a file.
+            options = {"generator": torch.Generator().manual_seed(context.seed), "device": "cpu"}
         inputs, targets = torch.randn(rows, FEATURES, **options), torch.randn(rows, 1, **options)
-        is_shared = not on_device and distributed_sampler and context.world_size > 1
-        rows_per_rank = rows // context.world_size if is_shared else rows
+        divides_rows = not on_device and distributed_sampler and context.world_size > 1
+        rows_per_rank = rows // context.world_size if divides_rows else rows
         if context.batch_size > rows_per_rank:
-            why = f"{rows} rows over {context.world_size} ranks" if is_shared else "all of them"
+            why = f"{rows} rows over {context.world_size} ranks" if divides_rows else "all of them"
             raise UsageError(
                 f"workload linear: batch_size {context.batch_size} is more than the "
                 f"{rows_per_rank} rows that each rank has ({why}); lower batch_size or raise rows"
@@ -194,7 +199,7 @@ class Linear(Model):
                 targets,
                 num_workers=num_workers,
                 pin_memory=pin_memory,
-                distributed_sampler=is_shared,
+                distributed_sampler=divides_rows,
             )
         self.build(
             mode,
@@ -204,8 +209,8 @@ class Linear(Model):
             Recipe(loss=functional.mse_loss, grad_accumulation=grad_accumulation, compile=compile),
         )
         if not on_device:
-            # Steps per epoch, which the metric multiplies by the duration of a step. With data:
-            # device there is no common data set, so there are no epochs.
+            # Steps per epoch: the metric multiplies this number by the duration of a step. With
+            # data: device there is no common data set, so there are no epochs.
             self.epoch_s = rows_per_rank / self.items_per_step
 
     @classmethod
@@ -218,7 +223,7 @@ class Linear(Model):
             )
         loader_defaults = {"num_workers": 0, "pin_memory": False, "distributed_sampler": True}
         for name, default in loader_defaults.items():
-            # The option would have no effect, so two points would be the same.
+            # Without a loader the option would have no effect, and two points would be the same.
             if settings["data"] == "device" and settings[name] != default:
                 return f"{name} needs data: dataloader; leave it out where data is device"
         return super().why_not(settings)
@@ -241,8 +246,8 @@ def load_batches(
     """Return an endless iterator over full batches on the device, from a shuffling DataLoader.
 
     An epoch drops left-over rows. Waiting for a batch adds to the part `data` of `context.parts`.
-    The processes of the loader start now and end when the iterator is closed or dropped. The
-    iterator raises RuntimeError on a rank with fewer rows than a batch.
+    The loader's processes start in this call and end when the iterator is closed or dropped. Each
+    rank needs at least the rows of one batch.
 
     Args:
         inputs: rows in host memory, equal on all ranks.
@@ -265,8 +270,8 @@ def load_batches(
         )
     processes = None
     if num_workers:
-        # A process with threads of CUDA, NCCL and Ray must not be forked: a lock that a thread
-        # holds would stay locked in the child. Preloading saves each process seconds.
+        # A process with threads of CUDA, NCCL and Ray must not fork: a lock that a thread holds
+        # would stay locked in the child. Preloading saves each process seconds.
         processes = multiprocessing.get_context("forkserver")
         processes.set_forkserver_preload(["torch.utils.data"])
     loader = DataLoader(
@@ -277,7 +282,7 @@ def load_batches(
         generator=Generator().manual_seed(context.seed + context.rank),
         drop_last=True,
         num_workers=num_workers,
-        # Without a GPU the loader would warn.
+        # The loader would warn without a GPU.
         pin_memory=pin_memory and context.device.type == "cuda",
         persistent_workers=num_workers > 0,
         multiprocessing_context=processes,
@@ -298,8 +303,11 @@ def load_batches(
                         sampler.set_epoch(epoch)
                     iterator = iter(loader)
                     batch = next(iterator)
-            x, y = batch
-            yield x.to(device, non_blocking=is_pinned), y.to(device, non_blocking=is_pinned)
+            host_inputs, host_targets = batch
+            yield (
+                host_inputs.to(device, non_blocking=is_pinned),
+                host_targets.to(device, non_blocking=is_pinned),
+            )
 
     return batches(first_epoch)
 
@@ -367,8 +375,8 @@ class ResNet(Model):
         if device.type != "meta":
             with self.inference():
                 logits = _logits(self.model, inputs[: context.batch_size])
-            # The largest difference from fp32, divided by the largest logit in fp32.
-            exact = self.__dict__.pop("_exact")
+            exact = self._fp32_logits
+            del self._fp32_logits
             self.output_error = float((logits - exact).abs().max() / exact.abs().max())
 
     @classmethod
@@ -386,10 +394,7 @@ class ResNet(Model):
     def _make_model(
         self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
     ) -> nn.Module:
-        """Return the network in training mode; set `_exact` to its logits of `images` in fp32.
-
-        BatchNorm layers get the statistics of these images. On meta nothing runs.
-        """
+        """Return the network with BatchNorm statistics of `images`; set `_fp32_logits`."""
         import torch
 
         try:
@@ -406,12 +411,12 @@ class ResNet(Model):
         apply_precision(Precision.FP32)
         norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
         for norm in norms:
-            norm.momentum = None  # the average of all batches so far
+            norm.momentum = None  # take the statistics of this batch, not a moving average
         with torch.no_grad():
             model.train()(images)
         for norm in norms:
             norm.momentum = 0.1  # torch's default
-        self._exact = _logits(model, images)
+        self._fp32_logits = _logits(model, images)
         apply_precision(context.precision)
         return model
 
@@ -477,8 +482,8 @@ class Smoke(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last step's gradients differ from most ranks' gradients.
 
-        NoMajorityError is raised on all ranks if no more than half of them agree. WrongResultError
-        is also raised if the loss has not fallen since the first step. Collective.
+        If no more than half of the ranks agree, all ranks raise NoMajorityError. A loss that has
+        not fallen since the first step also raises WrongResultError. Collective.
         """
         import torch
         import torch.distributed as dist
@@ -494,7 +499,8 @@ class Smoke(Workload):
         common_digest, count = Counter(digests).most_common(1)[0]
         has_majority = 2 * count > world_size
         if digest != common_digest or not has_majority:
-            raise (WrongResultError if has_majority else NoMajorityError)(
+            error_class = WrongResultError if has_majority else NoMajorityError
+            raise error_class(
                 f"rank {rank}: its gradients differ from those of "
                 f"{world_size - digests.count(digest)} other ranks after the same step"
             )
@@ -503,5 +509,5 @@ class Smoke(Workload):
             raise WrongResultError(f"rank {rank}: the loss went from {first:g} to {last:g}")
 
     def close(self) -> None:
-        """Drop all attributes: the model and its data."""
+        """Free the model and its data by deleting all attributes."""
         self.__dict__.clear()

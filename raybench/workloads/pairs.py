@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -39,12 +39,15 @@ Pair = tuple[int, int]
 Direction = Literal["forward", "backward", "both", "round_trip"]
 Transport = Literal["send", "copy"]
 
-# Directions in which two messages go in a step.
-_TWICE = ("both", "round_trip")
+# Directions with two messages in a step, one each way.
+_TWO_WAY = ("both", "round_trip")
+# Factor between the numbers of a message: a prime above any usual number of ranks, so that messages
+# of two senders differ everywhere.
+_STRIDE = 7919
 
 
 def turns(world_size: int) -> int:
-    """Return the number of turns after which each rank has met every other rank."""
+    """Return the number of turns in which each rank meets every other rank once."""
     return world_size - 1 + world_size % 2
 
 
@@ -53,18 +56,22 @@ def pairs_of_turn(world_size: int, turn: int) -> tuple[Pair, ...]:
 
     Turns count from 0. With an odd number of ranks one rank has no partner.
     """
-    even = world_size + world_size % 2
-    circle = [even - 1, *((turn + step) % (even - 1) for step in range(even - 1))]
-    # The circle method: the first place is fixed, the others rotate, and opposite ranks are a pair.
-    opposite = ((circle[index], circle[-index]) for index in range(1, even // 2))
-    pairs = [(circle[0], circle[even // 2]), *opposite]
+    # The circle method: the last rank is fixed, the others rotate, and opposite ranks form a pair.
+    size = world_size + world_size % 2
+    rotated = [(turn + step) % (size - 1) for step in range(size - 1)]
+    circle = [size - 1, *rotated]
+    pairs = [(circle[0], circle[size // 2])]
+    pairs += [(circle[index], circle[-index]) for index in range(1, size // 2)]
+    # An odd number of ranks was rounded up, so drop the pair of the rank that does not exist.
     return tuple(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < world_size))
 
 
 def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
-    """Return the pairs that a text such as "0-3,1-2" names, lower rank first in each.
+    """Return the pairs of a text such as "0-3,1-2", the lower rank first in each pair.
 
-    Raises UsageError unless the pairs are disjoint and have only ranks below world_size.
+    Raises:
+        UsageError: the text has another form, a rank is in two pairs, or a rank is not below
+            world_size.
     """
     rule = "partners: must be disjoint pairs of ranks, as in 0-3,1-2"
     pairs: list[Pair] = []
@@ -83,6 +90,15 @@ def parse_pairs(text: str, world_size: int) -> tuple[Pair, ...]:
 def pairs_text(pairs: Iterable[Pair]) -> str:
     """Return pairs of ranks as text such as "0-3,1-2", the inverse of `parse_pairs`."""
     return ",".join(f"{low}-{high}" for low, high in pairs)
+
+
+class _CheckedMessage(NamedTuple):
+    """A message that this process checks."""
+
+    sender: int
+    receiver: int
+    received: Tensor
+    expected: Tensor
 
 
 class Pairs(Workload):
@@ -129,10 +145,9 @@ class Pairs(Workload):
         size = context.world_size
         pairs = parse_pairs(partners, size) if partners else pairs_of_turn(size, turn)
         self.pair: Pair | None = next((pair for pair in pairs if context.rank in pair), None)
-        self.message_bytes = (2 if direction in _TWICE else 1) * size_bytes
+        self.message_bytes = (2 if direction in _TWO_WAY else 1) * size_bytes
         self._direction, self._transport = direction, transport
-        # The message that this process checks: sender, receiver, received data, sent data.
-        self._arrival: tuple[int, int, Tensor, Tensor] | None = None
+        self._checked: _CheckedMessage | None = None
         self._issue: Callable[[], object] = lambda: None
         if transport == "copy":
             self._prepare_copy(context, pairs, size_bytes)
@@ -148,25 +163,27 @@ class Pairs(Workload):
         send = dist.P2POp(dist.isend, outgoing, peer)
         receive = dist.P2POp(dist.irecv, incoming, peer)
         # With direction forward the lower rank sends, with backward the higher rank.
-        sends = is_low == (self._direction == "forward")
-        batches = [[send if sends else receive]]
-        if self._direction == "both":
-            batches = [[send, receive]]
-        elif self._direction == "round_trip":
-            batches = [[send], [receive]] if is_low else [[receive], [send]]
+        is_sender = is_low == (direction == "forward")
+        # Operations of one exchange are issued together; exchanges follow each other.
+        exchanges = [[send if is_sender else receive]]
+        if direction == "both":
+            exchanges = [[send, receive]]
+        elif direction == "round_trip":
+            exchanges = [[send], [receive]] if is_low else [[receive], [send]]
 
         def issue() -> None:
-            for operations in batches:
+            for operations in exchanges:
                 exchange(operations)
 
         self._issue = issue
-        if self._direction in _TWICE or not sends:
-            self._arrival = peer, rank, incoming, _message(peer, size_bytes, device)
+        if direction in _TWO_WAY or not is_sender:
+            expected = _message(peer, size_bytes, device)
+            self._checked = _CheckedMessage(peer, rank, incoming, expected)
 
     def step(self) -> None:
-        """Issue the pair's messages once; on a GPU the current stream waits for them, not the host.
+        """Issue the pair's messages once; on a GPU only the current stream waits for them.
 
-        With transport send both ranks of a pair must call this; with copy only the lower rank must.
+        With transport send both ranks of a pair must call this, with copy only the lower rank.
         """
         self._issue()
 
@@ -179,15 +196,16 @@ class Pairs(Workload):
         """
         import torch
 
-        if self._arrival is None or self.pair is None:
+        if self._checked is None or self.pair is None:
             return
-        sender, receiver, received, expected = self._arrival
-        is_right = torch.equal(received, expected)
-        received.fill_(-1)
+        message = self._checked
+        is_right = torch.equal(message.received, message.expected)
+        message.received.fill_(-1)
         if not is_right:
             raise WrongResultError(
-                f"ranks {self.pair[0]} and {self.pair[1]}: a message from rank {sender} to rank "
-                f"{receiver} ({self._transport}, {self._direction}) arrived with a wrong payload"
+                f"ranks {self.pair[0]} and {self.pair[1]}: a message from rank {message.sender} to "
+                f"rank {message.receiver} ({self._transport}, {self._direction}) arrived with a "
+                "wrong payload"
             )
 
     def _prepare_copy(self, context: Context, pairs: Sequence[Pair], size_bytes: int) -> None:
@@ -200,7 +218,7 @@ class Pairs(Workload):
                 "workload pairs: transport copy is between the memories of two GPUs, and this is a "
                 "CPU worker; give transport: send"
             )
-        if self._direction in _TWICE:
+        if self._direction in _TWO_WAY:
             raise UsageError(
                 f"workload pairs: direction {self._direction} needs transport: send; a copy goes "
                 "forward or backward"
@@ -209,44 +227,45 @@ class Pairs(Workload):
         locations: list[Any] = [None] * context.world_size
         dist.all_gather_object(locations, (os.environ.get("GROUP_RANK", ""), context.device.index))
         nodes = [node for node, _ in locations]
-        apart = next(((low, high) for low, high in pairs if nodes[low] != nodes[high]), None)
-        if apart is not None:
-            raise UsageError(
-                f"workload pairs: ranks {apart[0]} and {apart[1]} are on two hosts, and "
-                "transport copy is within one; name the pairs of one host in partners, or give "
-                "transport: send"
-            )
+        for low, high in pairs:
+            if nodes[low] != nodes[high]:
+                raise UsageError(
+                    f"workload pairs: ranks {low} and {high} are on two hosts, and "
+                    "transport copy is within one; name the pairs of one host in partners, or give "
+                    "transport: send"
+                )
         if self.pair is None or context.rank != self.pair[0]:
             return
 
-        # On the lower rank: this device, and the device of the higher rank.
-        _, peer_index = locations[self.pair[1]]
-        pair, here, there = self.pair, context.device, torch.device("cuda", peer_index)
-        is_forward = self._direction == "forward"
-        sender, receiver = pair if is_forward else pair[::-1]
-        source = _message(sender, size_bytes, here if is_forward else there)
-        target = torch.full_like(source, -1, device=there if is_forward else here)
-        self._arrival = sender, receiver, target, source.to(target.device, copy=True)
+        low, high = self.pair
+        _, peer_index = locations[high]
+        low_device, high_device = context.device, torch.device("cuda", peer_index)
+        sender, receiver, from_device, to_device = low, high, low_device, high_device
+        if self._direction == "backward":
+            sender, receiver, from_device, to_device = high, low, high_device, low_device
+        source = _message(sender, size_bytes, from_device)
+        target = torch.full_like(source, -1, device=to_device)
+        expected = source.to(to_device, copy=True)
+        self._checked = _CheckedMessage(sender, receiver, target, expected)
         from cuda.bindings import runtime
 
-        error, can_reach = runtime.cudaDeviceCanAccessPeer(here.index, there.index)
-        if error or not can_reach:
+        error, can_access = runtime.cudaDeviceCanAccessPeer(low_device.index, high_device.index)
+        if error or not can_access:
             raise UsageError(
-                f"workload pairs: {here} cannot reach the memory of {there} directly; give "
-                "transport: send"
+                f"workload pairs: {low_device} cannot reach the memory of {high_device} directly; "
+                "give transport: send"
             )
-        (error,) = runtime.cudaDeviceEnablePeerAccess(there.index, 0)
+        (error,) = runtime.cudaDeviceEnablePeerAccess(high_device.index, 0)
         codes = runtime.cudaError_t
         if error not in (codes.cudaSuccess, codes.cudaErrorPeerAccessAlreadyEnabled):
             raise RuntimeError(f"cudaDeviceEnablePeerAccess: {error.name}")
-        ends = (target.data_ptr(), target.device.index, source.data_ptr(), source.device.index)
+        addresses = (target.data_ptr(), to_device.index, source.data_ptr(), from_device.index)
 
         def copy() -> None:
-            # Tensor.copy_ would also record an event on the other device, where it takes turns with
-            # the process that owns the device: 2.4 ms instead of 0.7 ms beside a waiting
-            # collective.
-            stream = torch.cuda.current_stream(here).cuda_stream
-            (error,) = runtime.cudaMemcpyPeerAsync(*ends, source.nbytes, stream)
+            # Tensor.copy_ would also record an event on the other device, and wait there for the
+            # process that owns the device: 2.4 ms instead of 0.7 ms beside a waiting collective.
+            stream = torch.cuda.current_stream(low_device).cuda_stream
+            (error,) = runtime.cudaMemcpyPeerAsync(*addresses, source.nbytes, stream)
             if error:
                 raise RuntimeError(f"cudaMemcpyPeerAsync: {error.name}")
 
@@ -257,16 +276,18 @@ def _message(sender: int, size_bytes: int, device: torch.device) -> Tensor:
     """Return the message of `sender`: int64, different at each position and for each sender."""
     import torch
 
-    return torch.arange(size_bytes // 8, dtype=torch.int64, device=device) * 7919 + sender + 1
+    return torch.arange(size_bytes // 8, dtype=torch.int64, device=device) * _STRIDE + sender + 1
 
 
 class TransportProbe(Workload):
     """Runs one collective in other processes, and prints the transports that NCCL or gloo use.
 
-    NCCL logs its transports once, when a communicator is made, and only in a process that was
-    started with NCCL_DEBUG. Each worker runs `main` in such a process, so that nothing is logged
-    while something is timed, and prints its output. If a process fails, this raises RuntimeError
-    with the last line of its stderr; after 90 s it raises TimeoutExpired.
+    NCCL logs its transports only when a communicator is made, and only in a process that was
+    started with NCCL_DEBUG. Each worker runs `main` in such a process and prints its output.
+
+    Raises:
+        RuntimeError: the process failed; the message is the last line of its stderr.
+        TimeoutExpired: the process did not end within 90 s.
     """
 
     takes_batch_size = False
@@ -277,45 +298,48 @@ class TransportProbe(Workload):
     def __init__(self, context: Context) -> None:
         import torch.distributed as dist
 
-        name = [f"{os.getpid()}-{time.monotonic_ns()}"]
+        # A prefix for keys in the store: rank 0 chooses one that was not used before.
+        key_prefix = [f"{os.getpid()}-{time.monotonic_ns()}"]
         if context.world_size > 1:
-            # All ranks meet under a name that rank 0 chooses; no name is used twice.
-            dist.broadcast_object_list(name, device=context.device)
-        command = [sys.executable, "-m", __name__, str(context.device), name[0]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90.0)
+            dist.broadcast_object_list(key_prefix, device=context.device)
+        command = [sys.executable, "-m", __name__, str(context.device), key_prefix[0]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROCESS_TIMEOUT_S)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             raise RuntimeError(lines[-1] if lines else f"exit code {done.returncode}")
         print(done.stdout, flush=True)
 
     def step(self) -> None:
-        """Wait for a millisecond: everything was printed when the workload was built."""
+        """Wait for a millisecond: the workload did its work when it was built."""
         time.sleep(0.001)
 
 
+# How long the store and gloo wait for other ranks.
 _TIMEOUT = timedelta(seconds=60)
-# Up to this number of ranks an all_to_all connects all pairs. With more ranks only the all_reduce
-# runs, which connects some pairs.
-_MOST_IN_ALL_PAIRS = 64
-_TRANSPORT = re.compile(
+_PROCESS_TIMEOUT_S = 90.0
+# Largest number of ranks that an all_to_all connects pair by pair. With more ranks only the
+# all_reduce runs, which connects some pairs.
+_MOST_RANKS_IN_ALL_TO_ALL = 64
+_TRANSPORT_LINE = re.compile(
     r" via |NET/|Using network|NVLS multicast|nvls channels|nNodes|NCCL version|GPU Direct"
     r"|NCCL_SOCKET_IFNAME|Init COMPLETE|NCCL WARN"
 )
-_CHANNEL = re.compile(r"Channel \d+(/\d+)? : ")
-_LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
+_CHANNEL_NUMBER = re.compile(r"Channel \d+(/\d+)? : ")
+# A line of NCCL's log. The first group is the line without host, process and time.
+_NCCL_LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 
 
 def main() -> None:
     """Run the collective; print lines of the host, then gloo's connections or NCCL's transports.
 
     The arguments of the program are the device (cuda for LOCAL_RANK's device, cuda:N or cpu) and a
-    prefix for keys in the store, which is equal on all ranks and used once. The exit code is 0.
+    prefix for keys in the store, which is equal on all ranks and used once.
 
     Raises:
         KeyError: torchrun's variables are missing.
         RuntimeError: the store or a peer did not answer within 60 s; NCCL may wait longer.
     """
-    device, name = [*sys.argv[1:], "transport"][:2]
+    device, key_prefix = [*sys.argv[1:], "transport"][:2]
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
         log = Path(folder) / "nccl.log"
         # NCCL reads these variables once, so set them before NCCL is loaded.
@@ -324,26 +348,26 @@ def main() -> None:
             "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,P2P,SHM,NVLS",
             "NCCL_DEBUG_FILE": str(log),
         }
-        peers = _communicate(device, name)
+        connections = _communicate(device, key_prefix)
         text = log.read_text(errors="replace") if log.exists() else ""
     adapters = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     print(f"raybench: adapters {','.join(adapters)}")
-    print(f"raybench: memlock {'unlimited' if locked == resource.RLIM_INFINITY else locked}")
+    print(f"raybench: memlock {'unlimited' if memlock == resource.RLIM_INFINITY else memlock}")
     print(f"raybench: rank {os.environ['RANK']}")
-    lines = (match[1] for line in text.splitlines() if (match := _LINE.match(line)))
-    transports = (_CHANNEL.sub("", line) for line in lines if _TRANSPORT.search(line))
-    print(*peers, *dict.fromkeys(transports), sep="\n", flush=True)
+    transports: list[str] = []
+    for line in text.splitlines():
+        match = _NCCL_LINE.match(line)
+        if match is not None and _TRANSPORT_LINE.search(match[1]):
+            transports.append(_CHANNEL_NUMBER.sub("", match[1]))
+    # Without the number of the channel many lines are equal; print each once.
+    print(*connections, *dict.fromkeys(transports), sep="\n", flush=True)
     # Skip gloo's destructors, which may abort the process.
     os._exit(0)
 
 
-def _communicate(device_name: str, name: str) -> list[str]:
-    """Reduce a number over all ranks and, on GPUs, connect each pair; return lines to print.
-
-    On CPUs there is a line for each TCP connection of this process, except to the store. It has the
-    interface, this address and the peer's address.
-    """
+def _communicate(device_name: str, key_prefix: str) -> list[str]:
+    """Run an all_reduce and, on GPUs, an all_to_all; return lines about gloo's TCP connections."""
     import torch
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -360,14 +384,14 @@ def _communicate(device_name: str, name: str) -> list[str]:
     store = TCPStore(address, port, is_master=False, timeout=_TIMEOUT)
     dist.init_process_group(
         "nccl" if is_cuda else "gloo",
-        store=PrefixStore(name, store),
+        store=PrefixStore(key_prefix, store),
         rank=rank,
         world_size=world_size,
         timeout=_TIMEOUT,
     )
     ones = torch.ones(world_size, device=device)
     dist.all_reduce(ones)
-    if is_cuda and world_size <= _MOST_IN_ALL_PAIRS:
+    if is_cuda and world_size <= _MOST_RANKS_IN_ALL_TO_ALL:
         dist.all_to_all_single(torch.empty_like(ones), ones)
     assert ones[0].item() == world_size
     dist.barrier()
@@ -375,18 +399,19 @@ def _communicate(device_name: str, name: str) -> list[str]:
         return []
     import psutil
 
-    names = {
-        address.address: name
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        if address.family in (socket.AF_INET, socket.AF_INET6)
-    }
+    interfaces: dict[str, str] = {}
+    for interface, addresses in psutil.net_if_addrs().items():
+        for entry in addresses:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                interfaces[entry.address] = interface
     lines = []
     for connection in psutil.Process().net_connections("tcp"):
-        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port != port:
-            ends = (connection.laddr.ip, connection.raddr.ip)
-            here, there = (address.removeprefix("::ffff:") for address in ends)
-            lines.append(f"raybench: gloo {names.get(here, 'unknown')} {here} {there}")
+        is_to_store = connection.raddr and connection.raddr.port == port
+        if connection.status == psutil.CONN_ESTABLISHED and not is_to_store:
+            local_address = connection.laddr.ip.removeprefix("::ffff:")
+            peer_address = connection.raddr.ip.removeprefix("::ffff:")
+            interface = interfaces.get(local_address, "unknown")
+            lines.append(f"raybench: gloo {interface} {local_address} {peer_address}")
     return lines
 
 

@@ -23,7 +23,7 @@ class BuildWorkload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """The settings on which the number of operations of a step depends."""
+    """Settings that determine how many operations a step has."""
 
     workload: str
     params: tuple[tuple[str, Scalar], ...]
@@ -33,7 +33,7 @@ class StepKind:
 
 
 class PartFailedError(Exception):
-    """The step cannot run, and `failure` says why. The caller must set the rank of the failure."""
+    """The step cannot run; `failure` says why. The caller must set the rank of the failure."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -45,7 +45,7 @@ class Part(Protocol):
 
     @property
     def context(self) -> Context:
-        """What the workload is built with."""
+        """The context with which the workload is built."""
 
     @property
     def share(self) -> RankShare | None:
@@ -57,19 +57,19 @@ class Part(Protocol):
 
     @property
     def kind(self) -> StepKind | None:
-        """The kind of step whose operations can be counted; None if they cannot."""
+        """Settings that determine the operations of the step; None if they cannot be counted."""
 
     @property
     def has_own_process(self) -> bool:
-        """Whether the step runs in a process of its own, below the worker."""
+        """Whether the step runs in a child process of the worker."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program of the step has ended by itself, so that its peers fail."""
+        """Whether the child process has ended by itself, so that other ranks fail."""
 
     @property
     def ended_processes(self) -> frozenset[int]:
-        """The ids of processes that were started for the step and have ended."""
+        """Ids of processes that were started for the step and have ended."""
 
     def build(self) -> Workload:
         """Return a new workload. Collective."""
@@ -92,7 +92,7 @@ class WorkloadPart:
 
     @property
     def has_ended(self) -> bool:
-        """False: the step is no program."""
+        """False: there is no child process."""
         return False
 
     @property

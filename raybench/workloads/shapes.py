@@ -23,7 +23,7 @@ Checkpointing = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of a GPT-2, whose output layer is tied to the token embedding."""
+    """Sizes of a GPT-2 model, whose output layer is tied to the token embedding."""
 
     is_tied: ClassVar[bool] = True
 
@@ -43,7 +43,7 @@ class DecoderShape:
         return self.width // self.heads
 
     def parameter_count(self, positions: int) -> int:
-        """Return the number of parameters; `positions` is the size of the position table."""
+        """Return the number of parameters with a position table of `positions` rows."""
         width = self.width
         norm = 2 * width
         attention = (3 * width * width + 3 * width) + (width * width + width)
@@ -52,9 +52,8 @@ class DecoderShape:
         return (self.vocabulary + positions) * width + blocks + norm
 
 
-# The shapes of Brown et al. 2020, table 2.1 (GPT-3 small, medium, XL, 6.7B, 175B; XL with 16 heads
-# of 128, because 24 heads do not divide 2048). The vocabulary is GPT-2's 50,257, rounded up to a
-# multiple of 64.
+# Brown et al. 2020, table 2.1 (GPT-3 small, medium, XL, 6.7B, 175B). XL has 16 heads instead of 24,
+# which do not divide 2048. The vocabulary is GPT-2's 50,257, rounded up to a multiple of 64.
 DECODER_PRESETS = {
     "tiny": DecoderShape(layers=2, heads=2, width=64, vocabulary=512),
     "124m": DecoderShape(layers=12, heads=12, width=768),
@@ -67,7 +66,7 @@ DECODER_PRESETS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaShape:
-    """Sizes of a Llama, in which heads / kv_heads heads of queries share one head of keys."""
+    """Sizes of a Llama model, in which heads / kv_heads query heads share one key head."""
 
     layers: int
     heads: int
@@ -89,17 +88,19 @@ class LlamaShape:
     @property
     def _block_weights(self) -> int:
         """Number of weights in the linear layers of a block."""
-        queries, keys = self.heads * self.head_width, self.kv_heads * self.head_width
-        return self.width * (2 * queries + 2 * keys + 3 * self.hidden)
+        query_width, key_width = self.heads * self.head_width, self.kv_heads * self.head_width
+        # Query and output; key and value; the three layers of the MLP.
+        return self.width * (2 * query_width + 2 * key_width + 3 * self.hidden)
 
     def parameter_count(self, positions: int) -> int:
         """Return the number of parameters; rotary `positions` have none."""
         tables = self.vocabulary * self.width * (1 if self.is_tied else 2)
-        return tables + self.layers * (self._block_weights + 2 * self.width) + self.width
+        norm = self.width
+        return tables + self.layers * (self._block_weights + 2 * norm) + norm
 
 
-# The shapes of Llama 3.2 1B and 3B and of Llama 3.1 8B (config.json of meta-llama). 3.2 scales
-# positions beyond 8192, which costs the same work and is left out.
+# Llama 3.2 1B and 3B, and Llama 3.1 8B (config.json of meta-llama). Llama 3.2 also scales positions
+# beyond 8192, which costs no work and is left out.
 LLAMA_PRESETS = {
     "llama-tiny": LlamaShape(
         layers=2, heads=4, kv_heads=2, width=64, hidden=128, vocabulary=512, theta=10_000.0
@@ -115,7 +116,7 @@ LANGUAGE_PRESETS: Mapping[str, LanguageShape] = {**DECODER_PRESETS, **LLAMA_PRES
 def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
     """Return the FLOPs of training on `tokens` tokens, as papers on MFU count them.
 
-    Per token 6 N + 12 L d S: N parameters with embeddings, L layers of width d, S = seq_len.
+    A token costs 6 N + 12 L d S: N parameters with embeddings, L layers of width d, S = seq_len.
     Recomputation does not count (Chowdhery et al. 2022, appendix B).
     """
     return tokens * (6.0 * shape.parameter_count(seq_len) + _attention_flops(shape, seq_len))
@@ -124,20 +125,20 @@ def model_flops(shape: LanguageShape, *, tokens: float, seq_len: int) -> float:
 def llama_flops(shape: LlamaShape, *, tokens: float, seq_len: int) -> float:
     """Return the FLOPs of training on `tokens` tokens, as FlopCounterMode counts them on meta.
 
-    Matrix products count, and attention to the whole sequence. The token embedding and
+    Matrix products and attention to the whole sequence count. The token embedding and
     recomputation do not count.
     """
-    products = shape.layers * shape._block_weights + shape.vocabulary * shape.width
-    return tokens * (6.0 * products + _attention_flops(shape, seq_len))
+    weights = shape.layers * shape._block_weights + shape.vocabulary * shape.width
+    return tokens * (6.0 * weights + _attention_flops(shape, seq_len))
 
 
 def _attention_flops(shape: LanguageShape, seq_len: int) -> float:
-    """Return the operations of attention for one token, forward and backward."""
+    """Return the FLOPs of attention for one token, forward and backward."""
     return 12.0 * shape.layers * shape.heads * shape.head_width * seq_len
 
 
 class LayoutOptions(DdpOptions, total=False):
-    """DistributedDataParallel's options, and how ranks divide and update a model."""
+    """DistributedDataParallel's options, the degrees of a layout, and options of the optimizer."""
 
     dp_replicate: Annotated[
         int | None,
@@ -212,10 +213,10 @@ class Layout:
 
     @classmethod
     def make(cls, world_size: int, options: Mapping[str, Any]) -> Layout:
-        """Return the layout of `world_size` ranks.
+        """Return the layout of `world_size` ranks; its product may differ from world_size.
 
-        A dp_shard of -1 becomes world_size divided by the other degrees, rounded down, but at least
-        1. So does a missing dp_replicate. The product of all degrees may differ from world_size.
+        A dp_shard of -1 and a missing dp_replicate become world_size divided by the other degrees,
+        rounded down, but at least 1.
 
         Args:
             options: degrees by name; other keys are ignored.
@@ -225,8 +226,9 @@ class Layout:
         if shard == -1:  # as in torchtitan
             shard = world_size // ((replicate or 1) * cp * tp)
         shard = max(1, shard)  # `why_not_divided` refuses a dp_shard of 0
-        most_copies = max(1, world_size // (shard * cp * tp))
-        return cls(dp_replicate=replicate or most_copies, dp_shard=shard, cp=cp, tp=tp)
+        if replicate is None:
+            replicate = max(1, world_size // (shard * cp * tp))
+        return cls(dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp)
 
     @property
     def ranks_per_batch(self) -> int:
@@ -253,16 +255,7 @@ class Layout:
 
 
 def why_not_divided(settings: Mapping[str, Any]) -> str | None:
-    """Return why a training of `transformer` cannot be divided this way; None if it can.
-
-    Training on one rank must follow these rules, too:
-
-    * The product of the degrees must be world_size.
-    * optimizer_dtype bf16 needs precision bf16 or float8.
-    * float8 needs torchao, and tp must be 1.
-    * A divided model excludes fp16, cuda_graph, uneven shares and DDP's options.
-    * tp and cp need a Llama. tp must divide its heads, and seq_len must be a multiple of tp, or
-      with cp of 2 x cp x tp.
+    """Return why `transformer` cannot train with these settings; None if it can.
 
     Args:
         settings: all settings of the point, with defaults.
@@ -299,11 +292,11 @@ def why_not_divided(settings: Mapping[str, Any]) -> str | None:
                 value = str(settings[name]).lower()
                 return f"{divided} has no DistributedDataParallel; leave out {name}, given {value}"
     if layout.ranks_per_batch > 1:
-        return _why_not_shared(settings["preset"], settings["seq_len"], layout)
+        return _why_no_tp_or_cp(settings["preset"], settings["seq_len"], layout)
     return None
 
 
-def _why_not_shared(preset: str, seq_len: int, layout: Layout) -> str | None:
+def _why_no_tp_or_cp(preset: str, seq_len: int, layout: Layout) -> str | None:
     """Return why tp and cp cannot divide the model and its sequences; None if they can."""
     shape = LANGUAGE_PRESETS[preset]
     if not isinstance(shape, LlamaShape):
@@ -313,7 +306,7 @@ def _why_not_shared(preset: str, seq_len: int, layout: Layout) -> str | None:
             f"tp {layout.tp} must divide the {shape.heads} heads and {shape.kv_heads} heads of "
             f"keys of {preset}"
         )
-    # With cp each rank has two parts of a sequence: see `language_models._take_part`.
+    # With cp each rank has two parts of a sequence (`language_models._take_part`).
     parts = layout.tp * (2 * layout.cp if layout.cp > 1 else 1)
     if seq_len % parts:
         return (
@@ -330,12 +323,13 @@ class DitShape:
     double_blocks: int
     single_blocks: int
     heads: int
-    # How many numbers of a head are rotated by the position on each of three axes.
+    # How many numbers of a head rotate with the position along each of three axes.
     axes: tuple[int, int, int]
     # Width of an image token.
     channels: int = 64
-    # Width of a text token, and of the embedding of the whole text.
+    # Width of a text token.
     text_width: int
+    # Width of the embedding of the whole text.
     pooled_width: int
     # Number of sinusoids that encode time and guidance.
     frequencies: int = 256
@@ -347,21 +341,24 @@ class DitShape:
 
     @property
     def width(self) -> int:
-        """Width of a token inside of the model."""
+        """Width of a token inside the model."""
         return self.heads * self.head_width
 
     def parameter_count(self, scope: str | None) -> int:
-        """Return the number of parameters of one block, or of the model for another scope."""
+        """Return the number of parameters of a block if `scope` is a block, else of the model."""
         width = self.width
-        # Two streams: modulation, query, key and value, output, the MLP's layers, two norms.
-        double_block = 2 * (18 * width**2 + 15 * width + 2 * self.head_width)
-        # Modulation; query, key, value and the MLP's first layer; output; two norms.
-        single_block = 15 * width**2 + 11 * width + 2 * self.head_width
-        inputs = self.channels + self.text_width + 2 * self.frequencies + self.pooled_width
-        # Time, guidance and pooled text have a second layer each.
-        outside = inputs * width + (3 * width**2 + 8 * width)
-        outside += 2 * width**2 + 2 * width + self.channels * (width + 1)
-        return round(self._cost_of(scope, double_block, single_block, outside))
+        norms = 2 * self.head_width
+        # Two streams: modulation (6), query, key and value (3), output (1), the MLP (4 + 4).
+        double_block = 2 * (18 * width**2 + 15 * width + norms)
+        # Modulation (3); query, key, value and the MLP's first layer (7); output (5).
+        single_block = 15 * width**2 + 11 * width + norms
+        input_width = self.channels + self.text_width + 2 * self.frequencies + self.pooled_width
+        # Five first layers; a second layer for time, guidance and pooled text.
+        input_layers = input_width * width + (3 * width**2 + 8 * width)
+        # Modulation (2), then the output layer.
+        output_layers = 2 * width**2 + 2 * width + self.channels * (width + 1)
+        other_layers = input_layers + output_layers
+        return round(self._sum_for_scope(scope, double_block, single_block, other_layers))
 
     def flops(self, scope: str, *, text: int, image: int) -> float:
         """Return the FLOPs of products and attention in one forward pass for one image.
@@ -374,18 +371,28 @@ class DitShape:
             image: number of image tokens on all ranks.
         """
         width, tokens = self.width, text + image
-        # For each token: query, key, value, output, and both layers of the MLP.
-        block = 24.0 * width**2 * tokens + 4.0 * tokens**2 * width
-        embeddings = image * self.channels + text * self.text_width
-        embeddings += 2 * self.frequencies + self.pooled_width + 3 * width
-        outside = 2 * width * (embeddings + 2 * width + image * self.channels)
-        # Add the modulation of two streams, or of one.
-        return self._cost_of(scope, block + 24 * width**2, block + 6 * width**2, outside)
+        # Query, key, value, output and the MLP have 12 width**2 weights, each used by every token.
+        products = 24.0 * width**2 * tokens
+        attention = 4.0 * tokens**2 * width
+        # Modulation is computed once for all tokens: 2 x 6 width**2 weights, or 3 width**2.
+        double_block = products + attention + 24 * width**2
+        single_block = products + attention + 6 * width**2
+        input_width = image * self.channels + text * self.text_width
+        input_width += 2 * self.frequencies + self.pooled_width + 3 * width
+        output_width = 2 * width + image * self.channels
+        other_layers = 2 * width * (input_width + output_width)
+        return self._sum_for_scope(scope, double_block, single_block, other_layers)
 
-    def _cost_of(self, scope: str | None, double: float, single: float, outside: float) -> float:
-        """Return the cost of a block if `scope` is a block, otherwise of the whole model."""
-        whole = self.double_blocks * double + self.single_blocks * single + outside
-        return {"double_block": double, "single_block": single}.get(scope or "", whole)
+    def _sum_for_scope(
+        self, scope: str | None, double_block: float, single_block: float, other_layers: float
+    ) -> float:
+        """Return the number for a block if `scope` is a block, otherwise for the whole model."""
+        if scope == "double_block":
+            return double_block
+        if scope == "single_block":
+            return single_block
+        blocks = self.double_blocks * double_block + self.single_blocks * single_block
+        return blocks + other_layers
 
 
 # flux is Flux.1-dev, 11.9 billion parameters. tiny is for CPUs; 2, 3 and 4 divide its heads.

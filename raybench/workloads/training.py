@@ -64,19 +64,18 @@ OUTPUT_ERROR = Metric(
     over_ranks="max",
 )
 
-# Far below half an ulp of a weight (1e-9 at 0.01), so the weights stay constant, and all steps
-# compute with similar numbers. With a usual rate a model would memorise its few rows, so gradients
-# would vanish. After about 650 steps Adam's first moments would be subnormal, and GPUs divide such
-# numbers more slowly. Not 0, because Adam in a CUDA graph divides by the rate.
+# Updates are far below half an ulp of a weight (1e-9 at 0.01), so the weights stay constant, and
+# all steps cost the same. With a usual rate gradients would vanish, and after about 650 steps
+# Adam's first moments would be subnormal numbers, which GPUs divide more slowly. Not 0, because
+# Adam in a CUDA graph divides by the rate.
 LEARNING_RATE = 1e-12
 
-# Parameters that only training uses.
-_ONLY_FOR_TRAINING = {
+_TRAINING_PARAMETERS = {
     *("optimizer", "grad_accumulation", "activation_checkpointing"),
     *LayoutOptions.__annotations__,
 }
-# Rounding does not explain a larger relative difference of gradients. In other precisions than fp32
-# the limit is looser, because the weights of losses are rounded to the format of the losses.
+# Largest relative difference of gradients that rounding explains. The limit is looser below fp32,
+# because `loss_weight` is rounded to the type of the loss.
 _FP32_TOLERANCE, _LOOSE_TOLERANCE = 1e-4, 0.03
 # cuBLAS and cuBLASLt use 32 MiB each on Hopper.
 _WORKSPACES_BYTES = 64 * MIB
@@ -97,16 +96,16 @@ class Recipe:
     # `Context.ddp`.
     divide: Callable[[Any], nn.Module] | None = None
     # Whether the optimizer updates all weights in one kernel.
-    is_fused: bool = False
+    has_fused_optimizer: bool = False
     # Whether the weights already have the type of the precision, so that there is no autocast.
-    is_cast: bool = False
+    has_cast_weights: bool = False
 
 
 class Model(Workload):
     """A workload whose step trains a model or, in mode inference, runs it forward.
 
-    `__init__` of a subclass calls `build`, or `train`, or `load` and then `run_forward`. All
-    training steps cost the same. In inference the ranks are replicas that do not communicate.
+    `__init__` of a subclass calls `build`, or `train`, or `load` and then `run_forward`. In
+    inference the ranks do not communicate.
     """
 
     weighs_loss = True
@@ -114,7 +113,6 @@ class Model(Workload):
         Answer(metric="throughput", over=("shares", "slow_ratio")),
     )
     items_per_step: float
-    # The model itself.
     model: nn.Module
     # The module that training calls, for example the model under DistributedDataParallel.
     replica: nn.Module
@@ -134,8 +132,8 @@ class Model(Workload):
         for name, default in _training_defaults(cls).items():
             if settings.get(name, default) != default:
                 return f"mode: inference trains nothing, so {name} must be left out"
-        is_single = Precision(str(settings["precision"])).dtype == "float32"
-        if settings.get("cast_weights") and is_single:
+        is_float32 = Precision(str(settings["precision"])).dtype == "float32"
+        if settings.get("cast_weights") and is_float32:
             return (
                 f"cast_weights: true needs precision fp16 or bf16, given {settings['precision']}, "
                 "whose weights are stored in fp32 as they are"
@@ -152,7 +150,7 @@ class Model(Workload):
         *,
         cast_weights: bool = False,
     ) -> None:
-        """Prepare the steps: call `train`, or `load` and `run_forward` for inference.
+        """Call `train`, or for inference `load` and `run_forward`.
 
         Args:
             batches: endless batches of this rank; inference ignores the targets.
@@ -173,7 +171,7 @@ class Model(Workload):
         batches: Iterator[Batch],
         recipe: Recipe,
     ) -> None:
-        """Make the model, divide it over the ranks, and make `step` train it. Collective.
+        """Make a model, divide it over the ranks, and let `step` train it. Collective.
 
         Args:
             make_model: returns a new model; called with the device as torch's default device, and
@@ -193,27 +191,30 @@ class Model(Workload):
         torch.manual_seed(context.seed)
         with context.device:
             self.model = make_model()
-        self.replica = (recipe.divide or context.ddp)(self.model)
+        divide = recipe.divide or context.ddp
+        self.replica = divide(self.model)
         self._forward = compile_model(self.replica, context, wanted=recipe.compile)
-        # The same model without DistributedDataParallel.
-        self._forward_alone = compile_model(self.model, context, wanted=recipe.compile)
+        self._forward_without_ddp = compile_model(self.model, context, wanted=recipe.compile)
         self.optimizer = self._make_optimizer(context, recipe)
         self.scaler = context.grad_scaler()
         self.loss = recipe.loss
         self._context, self._batches = context, batches
-        self._passes, self._is_cast = recipe.grad_accumulation, recipe.is_cast
+        self._passes = recipe.grad_accumulation
+        self._has_cast_weights = recipe.has_cast_weights
         self.items_per_step = context.batch_size * recipe.grad_accumulation
 
     def _make_optimizer(self, context: Context, recipe: Recipe) -> torch.optim.Optimizer:
         import torch
 
         names = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
-        kind = getattr(torch.optim, names[recipe.optimizer])
-        options = {"fused": True if recipe.is_fused and context.device.type != "meta" else None}
+        optimizer_class = getattr(torch.optim, names[recipe.optimizer])
+        is_fused = recipe.has_fused_optimizer and context.device.type != "meta"
+        options = {"fused": True if is_fused else None}
         if recipe.optimizer != "sgd":
-            # Otherwise Adam counts its steps on the host, and a graph would replay the same step.
+            # A capturable Adam counts its steps on the device. A count on the host would be
+            # constant in a CUDA graph.
             options["capturable"] = context.cuda_graph and context.device.type == "cuda"
-        optimizer: torch.optim.Optimizer = kind(
+        optimizer: torch.optim.Optimizer = optimizer_class(
             self.model.parameters(), lr=LEARNING_RATE, **options
         )
         return optimizer
@@ -221,11 +222,11 @@ class Model(Workload):
     def load(
         self, context: Context, make_model: Callable[[], nn.Module], *, cast_weights: bool
     ) -> None:
-        """Make the model for inference, equal on all ranks; `run_forward` must follow.
+        """Make a model for inference, equal on all ranks; `run_forward` must follow.
 
         Args:
-            cast_weights: store the weights as `compute_dtype` and use no autocast; inputs that are
-                not integers must have this type.
+            cast_weights: store the weights as `compute_dtype`, without autocast; floating-point
+                inputs must have this type.
         """
         import torch
 
@@ -240,7 +241,7 @@ class Model(Workload):
         self.items_per_step = context.batch_size
 
     def run_forward(self, forward: Callable[[], object]) -> None:
-        """Make `step` call `forward` in `inference`; call this after `load`."""
+        """Let `step` call `forward` in the context `inference`; call this after `load`."""
         import torch
 
         self._inference_pass = forward
@@ -248,7 +249,7 @@ class Model(Workload):
             torch.cuda.empty_cache()
 
     def step(self) -> None:
-        """Run one optimizer step, which clears `.grad`, or one forward pass."""
+        """Run one optimizer step, or one forward pass in mode inference."""
         if self._inference_pass is not None:
             with self.inference():
                 self._inference_pass()
@@ -256,12 +257,13 @@ class Model(Workload):
         self._accumulate(self._batches)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        # Also in a captured step: each replay makes new gradients in the memory of the graph.
+        # This is right in a captured step, too: each replay makes new gradients in the graph's
+        # memory.
         self.optimizer.zero_grad(set_to_none=True)
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Return a context of inference mode, with autocast unless `load` cast the weights."""
+        """Return a context of inference mode and, unless `load` cast the weights, autocast."""
         import torch
 
         autocast = nullcontext() if self._has_cast_weights else self._context.autocast()
@@ -269,13 +271,13 @@ class Model(Workload):
             yield
 
     def gradient_error(self) -> float:
-        """Return the largest relative error of a step's gradients over all parameters. Collective.
+        """Return the largest relative error of a parameter's gradient in a step. Collective.
 
-        The reference is the gradient of one process over the samples of all ranks, with the
-        BatchNorm statistics of each batch. The error is the norm of the difference divided by the
-        norm of the reference; it is not finite if a gradient is not finite. This uses the batches
-        of a step and clears `.grad`. The attribute is None after `load` and for a model that
-        dp_shard, cp or tp divides.
+        The error is the norm of the difference to a reference, divided by the norm of the
+        reference; it is not finite if a gradient is not finite. The reference is the gradient over
+        the samples of all ranks without DistributedDataParallel, with the BatchNorm statistics of
+        each batch. The attribute is None after `load` and for a model that dp_shard, cp or tp
+        divides.
         """
         import torch
         from torch import distributed as dist
@@ -289,67 +291,69 @@ class Model(Workload):
         self.optimizer.zero_grad(set_to_none=True)
 
         # The reference, in float64: the sum over the samples of all ranks, divided by their number.
-        sums = [torch.zeros_like(gradient) for gradient in gradients]
+        gradient_sums = [torch.zeros_like(gradient) for gradient in gradients]
         for inputs, targets in batches:
-            alone = self._gradients_alone(inputs, targets)
-            for total, gradient in zip(sums, alone, strict=True):
-                total.add_(gradient, alpha=len(inputs))
-        local_count = float(sum(len(inputs) for inputs, _ in batches))
-        count = torch.tensor(local_count, dtype=torch.float64, device=self._context.device)
+            local_gradients = self._local_gradients(inputs, targets)
+            for gradient_sum, gradient in zip(gradient_sums, local_gradients, strict=True):
+                gradient_sum.add_(gradient, alpha=len(inputs))
+        local_samples = float(sum(len(inputs) for inputs, _ in batches))
+        samples = torch.tensor(local_samples, dtype=torch.float64, device=self._context.device)
         if self._context.world_size > 1:
-            for value in (count, *sums):
-                dist.all_reduce(value, group=self._context.process_group)
+            for local_sum in (samples, *gradient_sums):
+                dist.all_reduce(local_sum, group=self._context.process_group)
         errors = []
-        for gradient, total in zip(gradients, sums, strict=True):
-            reference = total / count
+        for gradient, gradient_sum in zip(gradients, gradient_sums, strict=True):
+            reference = gradient_sum / samples
             errors.append((gradient - reference).norm() / reference.norm().clamp(min=1e-300))
         return float(torch.stack(errors).max())  # not Python's `max`, which may lose a NaN
 
     def close(self) -> None:
-        """Drop all attributes: model, optimizer state and data."""
+        """Free model, optimizer state and data by deleting all attributes."""
         self.__dict__.clear()
 
     def _accumulate(self, batches: Iterator[Batch]) -> None:
         """Add up the gradients of a step in `.grad`; the last pass reduces them over the ranks."""
         context = self._context
         # Emulate a slower device: repeat part of the work, and drop the result. Use few passes,
-        # because each pass has a fixed cost. On meta operations are counted, so repeat nothing.
+        # because each pass has a fixed cost. Not on meta, where raybench counts the operations.
         extra_rows = round(context.extra_work * context.batch_size * self._passes)
         while extra_rows > 0 and context.device.type != "meta":
             inputs, targets = next(self._batches)
-            self._gradients_alone(inputs[:extra_rows], targets[:extra_rows])
+            self._local_gradients(inputs[:extra_rows], targets[:extra_rows])
             extra_rows -= context.batch_size
 
         divisor = self._passes / context.loss_weight
-        for later_passes in reversed(range(self._passes)):
+        for index in range(self._passes):
+            is_last = index == self._passes - 1
             inputs, targets = next(batches)
-            with context.no_sync(self.replica) if later_passes else nullcontext():
-                # Without a variable, so that the graph is freed before the next pass.
+            with nullcontext() if is_last else context.no_sync(self.replica):
+                # No variable holds the loss, so that the graph is freed before the next pass.
                 self._scaled_loss(self._forward, inputs, targets, divisor).backward()  # type: ignore[no-untyped-call]
 
     def _scaled_loss(
         self, forward: Forward, inputs: Tensor, targets: Tensor, divisor: float = 1.0
     ) -> Tensor:
-        """Return the mean loss of the samples, divided and then scaled for fp16."""
-        with nullcontext() if self._is_cast else self._context.autocast():
+        """Return the mean loss of the samples, divided by `divisor` and scaled for fp16."""
+        with nullcontext() if self._has_cast_weights else self._context.autocast():
             loss = self.loss(forward(inputs), targets)
-        # A division by one would launch a kernel.
-        scaled: Tensor = self.scaler.scale(loss / divisor if divisor != 1 else loss)
+        if divisor != 1:  # a division by 1 would launch a kernel
+            loss = loss / divisor
+        scaled: Tensor = self.scaler.scale(loss)
         return scaled
 
-    def _gradients_alone(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    def _local_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of the samples' mean loss on this rank; leave `.grad` unchanged."""
         import torch
 
-        loss = self._scaled_loss(self._forward_alone, inputs, targets)
+        loss = self._scaled_loss(self._forward_without_ddp, inputs, targets)
         return torch.autograd.grad(loss, tuple(self.model.parameters()))
 
 
 def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
-    """Return a doubt if gradients differ from a single process by more than rounding.
+    """Return a doubt if rounding does not explain the error of the gradients.
 
     Args:
-        error: relative difference; NaN is a doubt, None is unknown.
+        error: result of `Model.gradient_error`; NaN gives a doubt. None: unknown.
     """
     limit = _FP32_TOLERANCE if precision is Precision.FP32 else _LOOSE_TOLERANCE
     if error is None or error <= limit:
@@ -359,17 +363,17 @@ def gradient_doubt(error: float | None, precision: Precision) -> Doubt | None:
 
 @cache
 def _training_defaults(workload_class: type[Model]) -> Mapping[str, Scalar | None]:
-    """Return the default of each parameter of a class that only training uses."""
+    """Return the defaults of the class's parameters that only training uses, by name."""
     return {
         parameter.name: parameter.default
         for parameter in parameters_of_class(workload_class)
-        if parameter.name in _ONLY_FOR_TRAINING
+        if parameter.name in _TRAINING_PARAMETERS
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBytes:
-    """What a training step needs beside weights, gradients and optimizer, in bytes on a rank."""
+    """Memory of a training step on a rank beside weights, gradients and optimizer, in bytes."""
 
     # Activations that a forward pass saves for its backward pass.
     saved: float
@@ -384,14 +388,13 @@ class StepBytes:
 def estimate_step(
     settings: Mapping[str, Any], step: StepBytes, *, parameters: int, ranks: int = 1
 ) -> float | None:
-    """Return a rough estimate of the peak memory of a rank's training step on a GPU, in bytes.
+    """Return an estimate of the peak memory of a rank's training step on a GPU, in bytes.
 
-    The peak is at the begin or at the end of the backward pass, or in the optimizer. Most measured
-    peaks differ by less than a fifth.
+    Most measured peaks differ by less than 20 %.
 
     Args:
         settings: all settings of the point.
-        step: what the step needs beside weights, gradients and optimizer.
+        step: memory beside weights, gradients and optimizer.
         parameters: number of parameters of the whole model.
         ranks: number of ranks over which the parameters are sharded.
 
@@ -401,28 +404,30 @@ def estimate_step(
     is_even = settings["shares"] == EQUAL and settings["slow_ratio"] == 1
     if settings["mode"] != "train" or settings["cuda_graph"] or not is_even:
         return None
-    weights = (2.0 if settings.get("optimizer_dtype") == "bf16" else 4.0) * parameters / ranks
+    weight_size = 2.0 if settings.get("optimizer_dtype") == "bf16" else 4.0
+    weights = weight_size * parameters / ranks
     is_adam = settings.get("optimizer", "adam") != "sgd"
+    adam_moments = 2 * weights if is_adam else 0.0
     # Gradients that are views of DDP's buckets have no memory of their own.
     buckets = weights if settings["world_size"] > 1 and ranks == 1 else 0.0
     gradients = 0.0 if buckets and settings.get("gradient_as_bucket_view") else weights
-    # Adam's update of all weights at once makes temporaries as large as the weights.
+    # An Adam that is not fused makes temporaries as large as the weights.
     temporaries = weights if is_adam and not settings.get("fused_optimizer") else 0.0
-    earlier_passes = gradients if settings["grad_accumulation"] > 1 else 0.0
-    backward_begin = step.saved + step.at_loss + earlier_passes
-    backward_end_or_optimizer = gradients + max(step.recomputed, temporaries)
-    peak = max(backward_begin, backward_end_or_optimizer)
-    # Adam keeps two moments of each weight.
-    return weights * (3 if is_adam else 1) + buckets + peak + step.data + _WORKSPACES_BYTES
+    earlier_gradients = gradients if settings["grad_accumulation"] > 1 else 0.0
+    at_begin_of_backward = step.saved + step.at_loss + earlier_gradients
+    at_end_of_backward = gradients + step.recomputed
+    in_optimizer = gradients + temporaries
+    peak = max(at_begin_of_backward, at_end_of_backward, in_optimizer)
+    return weights + adam_moments + buckets + peak + step.data + _WORKSPACES_BYTES
 
 
 def product_bytes(settings: Mapping[str, Any]) -> int:
-    """Return the bytes of a number in matrix products: 2 for fp16, bf16 and float8, else 4."""
+    """Return the bytes of an element in matrix products: 2 for fp16, bf16 and float8, else 4."""
     return 4 if Precision(settings["precision"]).dtype == "float32" else 2
 
 
 def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
-    """Yield inputs and targets of consecutive rows without end, as views of `batch_size` rows.
+    """Yield batches of `batch_size` consecutive rows without end, as views.
 
     There must be at least `batch_size` rows. Left-over rows are unused.
     """
@@ -436,8 +441,8 @@ def slices(inputs: Tensor, targets: Tensor, batch_size: int) -> Iterator[Batch]:
 def compute_dtype(context: Context) -> torch.dtype:
     """Return the type of inputs of matrix products.
 
-    float16 for fp16, bfloat16 for bf16 and float8, float32 for fp32 and tf32. On the meta device,
-    which has no autocast, always float32.
+    This is float16 for fp16, bfloat16 for bf16 and float8, float32 for fp32 and tf32. On the meta
+    device, which has no autocast, it is float32.
     """
     import torch
 
@@ -456,11 +461,11 @@ def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forwar
 def compile_blocks(
     model: nn.Module, *kinds: type[nn.Module], options: dict[str, bool] | None = None
 ) -> None:
-    """Make all modules of the given classes compile themselves at their first call, in place.
+    """Make all modules of the given classes compile themselves at their first call; not on meta.
 
-    A class of blocks is compiled once per input shape. Values that differ between blocks must be
-    arguments of `forward`: an attribute is a constant of the compiled code, so the next block would
-    be compiled again. This must not be called on meta.
+    A class is compiled once per input shape. Values that differ between blocks must be arguments of
+    `forward`: an attribute is a constant of the compiled code, so the next block would be compiled
+    again.
     """
     for module in model.modules():
         if isinstance(module, kinds):

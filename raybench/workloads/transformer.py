@@ -56,17 +56,17 @@ Preset = Annotated[
     ],
     Field(description="Model, by its number of parameters: GPT-2's shapes or Llama 3's."),
 ]  # fmt: skip
-# The values of activation_checkpointing by their short and long forms.
+# The setting activation_checkpointing may be a truth value or a name.
 _CHECKPOINTING: dict[bool | Checkpointing, Checkpointing] = {
     **{False: "none", "none": "none", "selective": "selective", True: "full", "full": "full"}
 }
-# Number of tokens whose logits are compared: they need little memory.
-_COMPARED = 256
+# Few enough that their logits in fp32 need little memory.
+_COMPARED_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Training:
-    """Settings of a Transformer in mode train."""
+    """Settings of `Transformer` in mode train."""
 
     seq_len: int
     checkpointing: Checkpointing
@@ -145,8 +145,8 @@ class Transformer(Model):
         ),
         OUTPUT_ERROR,
     )
-    # Vocabulary and shape of the tokens whose logits `check` compares.
-    _compared: tuple[int, tuple[int, int]] | None = None
+    # Vocabulary and shape of the tokens whose logits `check` compares with fp32.
+    _compared_text: tuple[int, tuple[int, int]] | None = None
 
     # Many parameters, because each setting of a job file is one.
     def __init__(
@@ -208,15 +208,15 @@ class Transformer(Model):
     def check(self) -> None:
         """Set `output_error`: largest difference of logits from fp32 / largest logit in fp32.
 
-        Only the first 256 tokens of a sequence are compared. The error is not set in inference, in
+        The check compares only the first 256 tokens of a sequence. It sets nothing in inference, in
         float8, and if the model is divided, compiled by block or stored in bf16.
         """
-        if self._compared is None:
+        if self._compared_text is None:
             return
         import torch
 
         context = self._context
-        tokens = random_tokens(context, *self._compared)[:, :_COMPARED]
+        tokens = random_tokens(context, *self._compared_text)[:, :_COMPARED_TOKENS]
         with torch.no_grad():
             with context.autocast():
                 logits = self.model(tokens).float()
@@ -230,9 +230,9 @@ class Transformer(Model):
     @classmethod
     def why_not(cls, settings: Mapping[str, Scalar]) -> str | None:
         """Return why these settings cannot run, in one sentence; None if they can."""
-        if (phase := settings.get("phase")) and settings["mode"] == "train":
-            return f"phase: {phase} needs mode: inference"
         if settings["mode"] == "train":
+            if settings.get("phase"):
+                return f"phase: {settings['phase']} needs mode: inference"
             return super().why_not(settings) or why_not_divided(settings)
         if settings["precision"] == Precision.FLOAT8:
             return "precision float8 is for mode: train; take bf16"
@@ -241,16 +241,17 @@ class Transformer(Model):
     @classmethod
     def describe(cls, params: Mapping[str, str]) -> str:
         """Return for example "GPT-2 shaped transformer, 8 tokens a sequence"."""
-        kind = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
-        return f"{kind} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
+        family = "Llama" if params.get("preset") in LLAMA_PRESETS else "GPT-2"
+        return f"{family} shaped transformer, {int(params['seq_len']):,} tokens a sequence"
 
     @classmethod
     def preset_words(cls, params: Mapping[str, str]) -> str:
         """Return for example "175b (8 layers)" if the model has fewer layers than its preset."""
         preset, layers = params.get("preset", ""), params.get("layers")
         shape = LANGUAGE_PRESETS.get(preset)
-        is_cut = shape is not None and layers not in (None, "None", str(shape.layers))
-        return f"{preset} ({layers} layers)" if is_cut else preset
+        if shape is None or layers in (None, "None", str(shape.layers)):
+            return preset
+        return f"{preset} ({layers} layers)"
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
@@ -258,8 +259,9 @@ class Transformer(Model):
         shape = LANGUAGE_PRESETS.get(params.get("preset", ""))
         if shape is None:
             return None
-        # In decoding the table of positions ends with the new token.
-        positions = int(params["seq_len"]) + (params.get("phase") == "decode")
+        positions = int(params["seq_len"])
+        if params.get("phase") == "decode":
+            positions += 1  # the new token
         shape = replace(shape, layers=int(params.get("layers", shape.layers)))
         return shape.parameter_count(positions)
 
@@ -269,32 +271,40 @@ class Transformer(Model):
         shape = LANGUAGE_PRESETS[settings["preset"]]
         shape = replace(shape, layers=settings.get("layers") or shape.layers)
         layout = Layout.make(settings["world_size"], settings)
-        parameters, number = shape.parameter_count(settings["seq_len"]), product_bytes(settings)
+        parameters = shape.parameter_count(settings["seq_len"])
+        element_size = product_bytes(settings)
         # Autocast keeps residuals in fp32 and copies weights. There is no autocast if weights are
         # stored or gathered in 16 bits.
-        is_stored = settings["optimizer_dtype"] == "bf16"
-        is_autocast = number == 2 and not is_stored and not layout.is_divided
-        residual = 4 if is_autocast else number
+        has_bf16_weights = settings["optimizer_dtype"] == "bf16"
+        is_autocast = element_size == 2 and not has_bf16_weights and not layout.is_divided
+        residual_size = 4 if is_autocast else element_size
         is_compiled = bool(settings["compile"])
         tokens = float(settings["batch_size"] * settings["seq_len"]) / layout.ranks_per_batch
+        # Numbers per token that a block saves in the type of its products.
         if isinstance(shape, LlamaShape):
             # Query, key, value, output of attention, inputs of products, and four parts of SwiGLU.
             # Compiled code recomputes two of the four parts.
             heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
-            in_block = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
+            saved_numbers = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
         else:
             # Query, key, value, output of attention, inputs of products, both sides of GELU.
-            in_block = 14 * shape.width
-        # Bytes per token: read by a block's backward pass, and kept from its forward pass.
-        needed = 2 * residual * shape.width + number * in_block
-        kept = {"none": needed, "selective": needed / 2, "full": residual * shape.width}
+            saved_numbers = 14 * shape.width
+        # Bytes per token that the backward pass of a block reads.
+        block_bytes = 2 * residual_size * shape.width + element_size * saved_numbers
+        # Bytes per token that a block keeps from its forward pass.
+        kept_bytes = {
+            "none": block_bytes,
+            "selective": block_bytes / 2,
+            "full": residual_size * shape.width,
+        }[_CHECKPOINTING[settings["activation_checkpointing"]]]
+        autocast_weights = 2.0 * parameters if is_autocast else 0.0
+        # The logits or their gradient. Uncompiled code also keeps softmax and its gradient in fp32.
+        logit_bytes = 2 * element_size if is_compiled else 8 + element_size
         step = StepBytes(
-            saved=shape.layers * tokens * kept[_CHECKPOINTING[settings["activation_checkpointing"]]]
-            + (2.0 * parameters if is_autocast else 0.0),
-            # The logits or their gradient. Uncompiled code also keeps softmax and its gradient in
-            # fp32.
-            at_loss=tokens * shape.vocabulary * (2 * number if is_compiled else 8 + number),
-            recomputed=tokens * needed,
+            saved=shape.layers * tokens * kept_bytes + autocast_weights,
+            at_loss=tokens * shape.vocabulary * logit_bytes,
+            recomputed=tokens * block_bytes,
+            # Inputs and targets are int64.
             data=16.0 * tokens * settings["grad_accumulation"],
         )
         ranks = layout.ranks_per_copy * layout.tp
@@ -302,7 +312,7 @@ class Transformer(Model):
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Scalar]) -> int:
-        """Return the number of ranks that work on the same sequences: tp times cp."""
+        """Return the number of ranks that work on the same sequences, tp x cp."""
         return Layout.make(int(settings["world_size"]), settings).ranks_per_batch
 
     def _train(self, context: Context, shape: LanguageShape, training: _Training) -> None:
@@ -312,20 +322,20 @@ class Transformer(Model):
         from raybench.workloads import language_models as models
 
         options, seq_len = training.options, training.seq_len
-        # On the meta device the operations of the whole model are counted, without recomputation.
-        is_counted = context.device.type == "meta"
+        # On the meta device raybench counts the operations of the whole model.
+        is_meta = context.device.type == "meta"
         is_float8 = context.precision is Precision.FLOAT8
-        layout = Layout() if is_counted else Layout.make(context.world_size, options)
-        # Whether weights are stored in the type of the precision, so that there is no autocast.
-        is_stored = options["optimizer_dtype"] == "bf16"
+        layout = Layout() if is_meta else Layout.make(context.world_size, options)
+        has_bf16_weights = options["optimizer_dtype"] == "bf16"
         is_by_block = training.compile and (layout.is_divided or isinstance(shape, LlamaShape))
-        compiles_blocks = is_by_block and not is_counted
+        compiles_blocks = is_by_block and not is_meta
 
         def make_model() -> nn.Module:
             default_dtype = torch.get_default_dtype()
-            torch.set_default_dtype(torch.bfloat16 if is_stored else default_dtype)
+            torch.set_default_dtype(torch.bfloat16 if has_bf16_weights else default_dtype)
             try:
-                checkpointing = "none" if is_counted else training.checkpointing
+                # Recomputation does not count as work of the model.
+                checkpointing = "none" if is_meta else training.checkpointing
                 model = models.LanguageModel(shape, seq_len=seq_len, checkpointing=checkpointing)
             finally:
                 torch.set_default_dtype(default_dtype)
@@ -334,10 +344,10 @@ class Transformer(Model):
             return model
 
         loss = torch.compile(models.next_token_loss) if compiles_blocks else models.next_token_loss
-        # Ranks that share a batch have the same tokens.
+        # Ranks that share a batch draw the same tokens.
         batch_context = replace(context, rank=layout.batch_of(context.rank))
-        rows = context.batch_size * training.grad_accumulation
-        text = random_tokens(batch_context, shape.vocabulary, (rows, seq_len + 1))
+        sequences = context.batch_size * training.grad_accumulation
+        text = random_tokens(batch_context, shape.vocabulary, (sequences, seq_len + 1))
 
         def loss_of_part(logits: Tensor, targets: Tensor) -> Tensor:
             # The losses of a tp group add up to their mean, and FSDP takes the mean over cp.
@@ -353,75 +363,76 @@ class Transformer(Model):
             divide=lambda model: models.divide(
                 model, context, layout, options, compiles=compiles_blocks
             ),
-            is_fused=options["fused_optimizer"],
-            is_cast=is_stored or layout.is_divided,
+            has_fused_optimizer=options["fused_optimizer"],
+            has_cast_weights=has_bf16_weights or layout.is_divided,
         )
-        # Make both contiguous, as a loader would.
-        batches = slices(text[:, :-1].contiguous(), text[:, 1:].contiguous(), context.batch_size)
+        # Contiguous, as a loader would return them.
+        inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        batches = slices(inputs, targets, context.batch_size)
         self.train(context, make_model, batches, recipe)
         if layout.is_divided:  # one rank cannot compute the whole model for a comparison
             self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step /= layout.ranks_per_batch
-        tokens = rows * seq_len / layout.ranks_per_batch
+        tokens = sequences * seq_len / layout.ranks_per_batch
         self.tokens_per_s_per_device = tokens
         self.model_flops_per_step = model_flops(shape, tokens=tokens, seq_len=seq_len)
         if isinstance(shape, LlamaShape):
             self.flops_per_step = llama_flops(shape, tokens=tokens, seq_len=seq_len)
-        if not (is_by_block or layout.is_divided or is_stored or is_float8):
-            self._compared = shape.vocabulary, (1, seq_len)
+        if not (is_by_block or layout.is_divided or has_bf16_weights or is_float8):
+            self._compared_text = shape.vocabulary, (1, seq_len)
 
     def _serve(
         self,
         context: Context,
         shape: LanguageShape,
         phase: Phase | None,
-        length: int,
+        seq_len: int,
         compile: bool,
         cast_weights: bool,
     ) -> None:
-        """Prepare inference: a pass over whole sequences, or a phase with a KV cache.
-
-        Decoding stays at one position, so that every step computes the same. `length` is the number
-        of tokens of a sequence; in phase decode it does not include the new token.
-        """
+        """Prepare inference: a pass over whole sequences, or a phase with a KV cache."""
         from raybench.workloads.language_models import Block, KeyValueCache, LanguageModel
 
         batch_size, device = context.batch_size, context.device
         is_decode = phase == "decode"
         self.triad_gb_s = memory_gb_s(context) if is_decode else None
-        room = length + is_decode
+        # In decoding the cache holds seq_len tokens before the new token.
+        max_tokens = seq_len + 1 if is_decode else seq_len
         self.load(
             context,
-            lambda: LanguageModel(shape, seq_len=room, region=context.region),
+            lambda: LanguageModel(shape, seq_len=max_tokens, region=context.region),
             cast_weights=cast_weights,
         )
-        tokens = random_tokens(context, shape.vocabulary, (batch_size, room))
+        tokens = random_tokens(context, shape.vocabulary, (batch_size, max_tokens))
         if phase is None:
             forward = compile_model(self.model, context, wanted=compile)
             self.run_forward(lambda: forward(tokens))
             self.tokens_per_s = tokens.numel()
             return
         cache = KeyValueCache.make(
-            shape, batch_size=batch_size, room=room, dtype=compute_dtype(context), device=device
+            shape,
+            batch_size=batch_size,
+            max_tokens=max_tokens,
+            dtype=compute_dtype(context),
+            device=device,
         )
         if is_decode:
             # Fill the cache sequence by sequence: a batch of prompts may need too much memory.
             if device.type != "meta":
                 with self.inference():
-                    for index, prompt in enumerate(tokens[:, :length]):
+                    for index, prompt in enumerate(tokens[:, :seq_len]):
                         memory = cache.memory[:, :, index : index + 1]
                         self.model(prompt[None], KeyValueCache(memory))
-            cache.position = length
-            # A step must read the cache and all weights, except the table from which a token
-            # reads only one row.
+            # The position stays constant, so that every step computes the same token.
+            cache.position = seq_len
+            # A step reads the cache and all weights except most rows of the lookup table.
             parameters = self.model.named_parameters()
-            weights = sum(p.nbytes for name, p in parameters if name != self.model.looked_up)
+            weights = sum(p.nbytes for name, p in parameters if name != self.model.lookup_table)
             self.memory_bytes = weights + cache.memory.nbytes
             if self.triad_gb_s is not None:
-                self.bandwidth_share_pct = (
-                    100 * self.memory_bytes / (self.triad_gb_s * BYTES_PER_GB)
-                )
-            tokens = tokens[:, length:].contiguous()
+                bytes_per_s = self.triad_gb_s * BYTES_PER_GB
+                self.bandwidth_share_pct = 100 * self.memory_bytes / bytes_per_s
+            tokens = tokens[:, seq_len:].contiguous()
         if compile and device.type != "meta":
             # In decoding products and norms have one row. Without these options Inductor uses
             # cuBLAS for the products, and several kernels for a norm.
@@ -429,7 +440,11 @@ class Transformer(Model):
             compile_blocks(self.model, Block, options=options if is_decode else None)
         self.run_forward(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
-        setattr(self, "decode_ms_per_token" if is_decode else "prefill_ms", 1)
+        # Both metrics are the step's time, times this number.
+        if is_decode:
+            self.decode_ms_per_token = 1
+        else:
+            self.prefill_ms = 1
 
 
 def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> Tensor:

@@ -21,8 +21,8 @@ from raybench.workloads.base import Context, Workload
 from raybench.workloads.part import Parameters
 
 # Batches are multiples of a power of two, because on an H200 a step of 1025 rows takes 19 % longer
-# than a step of 1024 (tf32, mlp). The power of two is at most this share of an equal batch.
-_LARGEST_UNIT = 1 / 64
+# than a step of 1024 (tf32, mlp). The power of two is at most this fraction of an equal batch.
+_LARGEST_UNIT_FRACTION = 1 / 64
 
 
 class Idle(Workload):
@@ -38,10 +38,10 @@ class Idle(Workload):
 
 
 def slow_down(context: Context, point: Point) -> Context:
-    """Return the context, with emulation if this rank is one of the last `slow_count` ranks.
+    """Return a context that emulates a slower device on the last `slow_count` ranks.
 
     Raises:
-        UsageError: multiprocessors cannot be taken away, because the device is a CPU.
+        UsageError: slow_by is sms, but the device is a CPU.
     """
     if point.slow_ratio == 1 or context.rank < context.world_size - point.slow_count:
         return context
@@ -63,7 +63,7 @@ def has_batch_norm(workload: Workload) -> bool:
 
 
 class StepSize(NamedTuple):
-    """How a workload is built for a number of samples."""
+    """Batch size and parameters with which a workload is built for a number of samples."""
 
     batch_size: int
     params: Parameters
@@ -73,7 +73,7 @@ class StepSize(NamedTuple):
 class DividedStep:
     """The step of a point whose samples are divided over the ranks in shares."""
 
-    # This rank among all ranks, with its emulation.
+    # The context of this rank with all ranks, and with emulation of a slower device if wanted.
     context: Context
     point: Point
 
@@ -84,7 +84,7 @@ class DividedStep:
 
     @property
     def equal_items(self) -> int:
-        """The samples of a rank with an equal share, in all its forward passes."""
+        """The number of samples per step of a rank with an equal share."""
         return (self.point.batch_size or 1) * self.point.grad_accumulation
 
     @property
@@ -93,39 +93,38 @@ class DividedStep:
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
             return batch_size
-        # In each forward pass: the largest power of two that divides batch_size and is at most a
-        # 64th of it.
-        largest_power = 2 ** int(math.log2(max(1, _LARGEST_UNIT * batch_size)))
-        return self.point.grad_accumulation * math.gcd(batch_size, largest_power)
+        # A forward pass has a multiple of this power of two, which divides batch_size.
+        limit = max(1, _LARGEST_UNIT_FRACTION * batch_size)
+        power_of_two = math.gcd(batch_size, 2 ** int(math.log2(limit)))
+        return self.point.grad_accumulation * power_of_two
 
     def size(self, items: int) -> StepSize:
         """Return batch size and parameters of a step of `items` samples, in equal passes."""
         params = self.point.params
-        # A larger share has more passes if shares are by accumulation, otherwise larger batches.
-        if self.point.shares != BY_ACCUMULATION:
-            return StepSize(items // self.point.grad_accumulation, params)
-        return StepSize(self.unit, {**params, "grad_accumulation": items // self.unit})
+        if self.point.shares == BY_ACCUMULATION:
+            return StepSize(self.unit, {**params, "grad_accumulation": items // self.unit})
+        return StepSize(items // self.point.grad_accumulation, params)
 
     def context_among(self, shares: Sequence[int]) -> Context:
         """Return the context for this rank's share. Collective.
 
-        Rank and world size count only the ranks that have a share. If at least two, but not all
-        ranks have one, they get a new process group, which stays.
+        Rank and world size count only the ranks with samples. If some ranks have none, the others
+        get a new process group, which stays.
 
         Args:
             shares: samples of each rank. A rank with 0 samples can only build an `Idle`.
         """
-        # The ranks that have a share.
-        ranks = [rank for rank, items in enumerate(shares) if items]
-        group = dist.new_group(ranks) if 1 < len(ranks) < len(shares) else None
-        rank = self.context.rank
-        if not shares[rank]:
-            return replace(self.context_at_full_speed, world_size=len(ranks))
+        busy_ranks = [rank for rank, items in enumerate(shares) if items]
+        world_size = len(busy_ranks)
+        group = dist.new_group(busy_ranks) if 1 < world_size < len(shares) else None
+        items = shares[self.context.rank]
+        if not items:
+            return replace(self.context_at_full_speed, world_size=world_size)
         return replace(
             self.context,
-            batch_size=self.size(shares[rank]).batch_size,
-            rank=ranks.index(rank),
-            world_size=len(ranks),
+            batch_size=self.size(items).batch_size,
+            rank=busy_ranks.index(self.context.rank),
+            world_size=world_size,
             process_group=group,
-            loss_weight=len(ranks) * shares[rank] / sum(shares),
+            loss_weight=world_size * items / sum(shares),
         )

@@ -8,7 +8,7 @@ import torch
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
-from raybench.workloads.attention import attention_part, choose_kernel, merge
+from raybench.workloads.attention import attend_with_logsumexp, choose_kernel, merge
 from raybench.workloads.dit import Dit
 from tests.gpu.gpus import make_context
 
@@ -24,7 +24,7 @@ def test_each_kernel_gives_log_sum_exp_for_merging(kernel):
     generator = torch.Generator("cuda").manual_seed(1)
     drawn = torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator)
     query, key, value = drawn.transpose(2, 3).unbind()
-    attention = partial(attention_part, kernel)
+    attention = partial(attend_with_logsumexp, kernel)
     scores = query.float() @ key.float().transpose(-1, -2) / 128**0.5
     whole, logsumexp = attention(query, key, value)
     torch.testing.assert_close(logsumexp.float(), scores.logsumexp(-1), rtol=1e-3, atol=1e-2)

@@ -4,7 +4,7 @@
 * `running` starts the process of the script below its worker and steers it.
 * `child` is the program of this process.
 
-Whether the parts of a step can be timed is the matter of `raybench.measure.scripts`.
+`raybench.measure.scripts` times the steps and their parts.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _NOT_HERE = "a script runs as the workload of a point only, not in this process"
 class Script(Workload):
     """Runs a training script, unchanged, as torchrun does.
 
-    Each rank is a process of its own below its worker, which is ended when enough is measured. An
-    iteration ends where the step of an optimizer of torch.optim returns.
+    Each rank is a child process of its worker, which ends the process when enough steps are timed.
+    An iteration ends where the step of an optimizer of torch.optim returns.
     """
 
     templates = ("args", "items_per_step")

@@ -1,9 +1,9 @@
-"""The process of a script: the script as `__main__`, which is held where an iteration ends.
+"""The process of a script, which runs as `__main__` and is held where an iteration ends.
 
-`running.py` starts this file as a program. Until the steps are timed, the process loads nothing
-else of raybench but `hangs/responder.py`, which shows from outside where a script hangs. It does
-not import torch, but after the script has imported torch every optimizer of torch.optim calls
-`_Steps.end_step` when its `step` returns.
+`running.py` starts this file as a program. While steps are timed, `hangs/responder.py` is the only
+other file of raybench in this process. This file does not import torch: once the script has
+imported torch, every optimizer of torch.optim calls `_StepControl.end_step` when its `step`
+returns.
 
 Messages are lines of JSON. The parent asks for a number of steps, and this process answers with
 their durations. Between two blocks the script waits in its optimizer.
@@ -34,11 +34,11 @@ from weakref import WeakSet
 _STDERR = 2
 _RESPONDER = Path(__file__).parents[2] / "hangs" / "responder.py"
 _PR_SET_PDEATHSIG = 1
-# Not from raybench.conversion: nothing of raybench is loaded in the script's process.
+# Not from raybench.conversion, because the script's process must not load the package.
 _NS_PER_MS = 1_000_000
-# The parent keeps only this much of a text, and of a traceback.
-_CHARACTERS = 20_000
-_FRAMES = 100
+# Limits of what is sent of an exception: the parent keeps no more.
+_MOST_CHARACTERS = 20_000
+_MOST_FRAMES = 100
 
 
 class _Channel:
@@ -71,23 +71,20 @@ class _OptimizerHook(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of torch.optim.optimizer with a loader that adds the hook.
-
-        Return None for other modules, which are then imported as usual.
-        """
+        """Return the spec of torch.optim.optimizer with a loader that adds the hook."""
         if name != "torch.optim.optimizer":
-            return None
+            return None  # other finders import the module
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
-            execute = loader.exec_module
+            exec_module = loader.exec_module
 
-            def execute_and_hook(module: Any) -> None:
-                execute(module)
+            def exec_and_hook(module: Any) -> None:
+                exec_module(module)
                 module.register_optimizer_step_post_hook(self._hook)
 
-            loader.exec_module = execute_and_hook
+            loader.exec_module = exec_and_hook
         return spec
 
 
@@ -107,24 +104,29 @@ class _Clock:
         self._marks_ns = []
         if self.cuda:
             self._stream = self.cuda.current_stream(self.device)
-            self._unused = [self.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
+            # Make the events now, because making one takes time.
+            self._unused_events = [
+                self.cuda.Event(enable_timing=True) for _ in range(iterations + 1)
+            ]
             self._events: list[Any] = []
 
     def mark(self) -> None:
         """Mark the end of an iteration."""
         self._marks_ns.append(perf_counter_ns())
         if self.cuda:
-            event = self._unused.pop()
+            event = self._unused_events.pop()
             event.record(self._stream)
             self._events.append(event)
 
     def take(self, origin_ns: int) -> dict[str, Any]:
-        """Wait for the device; return starts, durations and peaks of memory; forget the marks.
+        """Wait for the device; return iterations and memory peaks in bytes; forget the marks.
 
-        Starts count from `origin_ns`. Peaks are in bytes; on a CPU they are None.
+        Args:
+            origin_ns: starts of iterations count from this time.
         """
         marks_ns, self._marks_ns = self._marks_ns, []
-        step_ns = host_ns = [end - start for start, end in pairwise(marks_ns)]
+        host_ns = [end - start for start, end in pairwise(marks_ns)]
+        step_ns = host_ns
         if host_ns and self.cuda:
             self.cuda.synchronize(self.device)
             pairs = pairwise(self._events)
@@ -139,66 +141,79 @@ class _Clock:
         }
 
 
-class _Steps:
-    """Where iterations end, and how long they took."""
+class _StepControl:
+    """Ends iterations at steps of an optimizer, times them, and obeys the parent between blocks."""
 
-    def __init__(self, channel: _Channel, step_of: str, begin: Callable[[], None]) -> None:
-        self._channel, self._step_of, self._begin = channel, step_of, begin
+    def __init__(self, channel: _Channel, step_of: str, on_first_step: Callable[[], None]) -> None:
+        self._channel, self._step_of, self._on_first_step = channel, step_of, on_first_step
         self._origin_ns = perf_counter_ns()
-        # The optimizer whose step ends an iteration: of class `step_of`, otherwise the last one to
-        # make its first step.
-        self._counted: Any = None
-        self._known: WeakSet[Any] = WeakSet()
-        # Classes of all optimizers that have stepped.
-        self.names: dict[str, None] = {}
+        # The optimizer whose step ends an iteration: of class `step_of`, otherwise the last
+        # optimizer to make its first step.
+        self._ending_optimizer: Any = None
+        self._seen_optimizers: WeakSet[Any] = WeakSet()
+        # Names of the classes of all optimizers that have stepped.
+        self.optimizer_names: dict[str, None] = {}
         self._is_warm = False
-        self._lead_in = self._left = 0
+        # Untimed and then timed iterations that are left in the block.
+        self._lead_in_left = self._timed_left = 0
         self._clock: _Clock | None = None
+        # Times the parts of a step; None while only steps are timed.
         self._marks: Any = None
 
     def end_step(self, optimizer: Any, *_: Any) -> None:
         """End an iteration if this optimizer ends iterations; after a block wait for the parent."""
         if self._marks is not None:
             self._marks.end_optimizer()
-        if optimizer is not self._counted:
-            name = type(optimizer).__name__
-            is_new = optimizer not in self._known
-            self._known.add(optimizer)
-            self.names[name] = None
-            # During the warm-up a new optimizer of the right class takes over.
-            if not is_new or self._is_warm or (self._step_of and name != self._step_of):
-                return
-            self._counted = optimizer
+        if not self._ends_iteration(optimizer):
+            return
         if self._clock is None:
-            devices = (p.device for group in optimizer.param_groups for p in group["params"])
-            self._clock = _Clock(next(devices, None))
-            dist: Any = sys.modules.get("torch.distributed")
-            is_joined = dist is not None and dist.is_available() and dist.is_initialized()
-            ranks = dist.get_world_size() if is_joined else 1
-            self._begin()
-            self._channel.send(begun={"clock": self._clock.name, "ranks": ranks})
+            self._clock = self._begin(optimizer)
         if self._marks is not None:
             self._marks.end_step()
-        if self._lead_in:
-            self._lead_in -= 1
-            if not self._lead_in:
+        if self._lead_in_left:
+            self._lead_in_left -= 1
+            if not self._lead_in_left:
                 self._clock.mark()
             return
-        if self._left:
+        if self._timed_left:
             self._clock.mark()
-            self._left -= 1
-            if self._left:
+            self._timed_left -= 1
+            if self._timed_left:
                 return
             self._channel.send(samples=self.take())
         self._obey(self._clock)
 
+    def _ends_iteration(self, optimizer: Any) -> bool:
+        """Return whether this optimizer ends iterations; a new one takes over in the warm-up."""
+        if optimizer is self._ending_optimizer:
+            return True
+        name = type(optimizer).__name__
+        is_new = optimizer not in self._seen_optimizers
+        self._seen_optimizers.add(optimizer)
+        self.optimizer_names[name] = None
+        if not is_new or self._is_warm or (self._step_of and name != self._step_of):
+            return False
+        self._ending_optimizer = optimizer
+        return True
+
+    def _begin(self, optimizer: Any) -> _Clock:
+        """Tell the parent that the first step has ended; return a clock for the script's device."""
+        devices = (p.device for group in optimizer.param_groups for p in group["params"])
+        clock = _Clock(next(devices, None))
+        dist: Any = sys.modules.get("torch.distributed")
+        has_group = dist is not None and dist.is_available() and dist.is_initialized()
+        ranks = dist.get_world_size() if has_group else 1
+        self._on_first_step()
+        self._channel.send(begun={"clock": clock.name, "ranks": ranks})
+        return clock
+
     def take(self) -> dict[str, Any] | None:
-        """Return a block's samples and times of parts in ms; None before the first step."""
+        """Return a block's samples, and times of parts in ms; None before the first step."""
         if self._clock is None:
             return None
         samples = self._clock.take(self._origin_ns)
-        count = len(samples["step_ns"])
-        return {**samples, "parts": self._marks.take(count) if self._marks else {}}
+        iterations = len(samples["step_ns"])
+        return {**samples, "parts": self._marks.take(iterations) if self._marks else {}}
 
     def _obey(self, clock: _Clock) -> None:
         """Do what the parent asks, until the parent asks for steps."""
@@ -206,9 +221,10 @@ class _Steps:
             message = self._channel.receive()
             match message["do"]:
                 case "steps":
-                    self._lead_in, self._left = message["lead_in"], message["iterations"]
-                    clock.begin(self._left)
-                    if not self._lead_in:
+                    self._lead_in_left = message["lead_in"]
+                    self._timed_left = message["iterations"]
+                    clock.begin(self._timed_left)
+                    if not self._lead_in_left:
                         clock.mark()
                     return
                 case "forget_memory":
@@ -216,9 +232,9 @@ class _Steps:
                     if clock.cuda:
                         clock.cuda.reset_peak_memory_stats(clock.device)
                 case "mark_parts":
-                    # Load raybench only now: it must not be there while steps are timed.
+                    # Load raybench only now, because it must not be there while steps are timed.
                     sys.path.append(str(Path(__file__).parents[3]))
-                    why_not, problem = "", ""
+                    why_not, error_text = "", ""
                     try:
                         device = clock.device or sys.modules["torch"].device("cpu")
                         self._marks = import_module(message["module"]).ScriptMarks(device)
@@ -226,8 +242,8 @@ class _Steps:
                             why_not = self._marks.hook_gradients() or ""
                     except Exception as error:  # not fatal: the steps were timed before
                         self._marks = None
-                        why_not, problem = "not_beside_script", repr(error)
-                    self._channel.send(why_not=why_not, error=problem)
+                        why_not, error_text = "not_beside_script", repr(error)
+                    self._channel.send(why_not=why_not, error=error_text)
                 case "time_gradients" | "keep_gradients" as method:
                     getattr(self._marks, method)()
                 case "end":
@@ -235,7 +251,7 @@ class _Steps:
 
 
 def _load_responder() -> Any:
-    """Load the responder by its file: the package would cost the script its time and memory."""
+    """Load the responder by its path: importing the package would cost the script time."""
     spec = spec_from_file_location("_raybench_responder", _RESPONDER)
     assert spec is not None
     assert spec.loader is not None
@@ -247,8 +263,7 @@ def _load_responder() -> Any:
 def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     """Run the script as `__main__` of this process; tell the parent its end; return the exit code.
 
-    If the script raises, the parent and stderr get the traceback, and the process exits with 1. If
-    the parent asks for the end, the process exits with 0.
+    If the script raises, the parent and stderr get the traceback, and the process exits with 1.
 
     Args:
         descriptor: file descriptor of the socket to the parent.
@@ -262,16 +277,16 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    given = json.loads(options)
+    parsed_options = json.loads(options)
     channel = _Channel(int(descriptor))
     faulthandler.enable(_STDERR)
-    faulthandler.dump_traceback_later(given["timeout_s"], file=_STDERR)
-    responder = _load_responder()
-    responder.choose_ras_address()
-    # The thread that answers comes with the first step: before it the script may still fork.
-    answers = responder.of_this_process()
-    steps = _Steps(channel, given["step_of"], answers.serve)
-    sys.meta_path.insert(0, _OptimizerHook(steps.end_step))
+    faulthandler.dump_traceback_later(parsed_options["timeout_s"], file=_STDERR)
+    responder_module = _load_responder()
+    responder_module.choose_ras_address()
+    responder = responder_module.of_this_process()
+    # The responder's thread starts after the first step, because the script may fork before.
+    control = _StepControl(channel, parsed_options["step_of"], on_first_step=responder.serve)
+    sys.meta_path.insert(0, _OptimizerHook(control.end_step))
     # Imitate `python script arguments`.
     path = Path(script).absolute()
     module = ModuleType("__main__")
@@ -279,16 +294,16 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
     sys.argv = [script, *arguments]
     sys.path[0] = str(path.parent)
     sys.modules["__main__"] = module
-    code = 0
+    exit_code = 0
     try:
         exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
-    except SystemExit as ended:
+    except SystemExit as exit_error:
         # Imitate Python: the lowest byte of a number is the exit code; other values are printed.
-        if ended.code is None or isinstance(ended.code, int):
-            code = (ended.code or 0) & 0xFF
+        if exit_error.code is None or isinstance(exit_error.code, int):
+            exit_code = (exit_error.code or 0) & 0xFF
         else:
-            code = 1
-            sys.stderr.write(f"{ended.code}\n")
+            exit_code = 1
+            sys.stderr.write(f"{exit_error.code}\n")
     except BaseException as error:  # whatever the script raises
         # Leave this file out of the traceback.
         frames = error.__traceback__
@@ -297,19 +312,23 @@ def main(descriptor: str, options: str, script: str, *arguments: str) -> int:
         text = "".join(traceback.format_exception(type(error), error, frames))
         sys.stderr.write(text)
         sys.stderr.flush()
-        walked = list(traceback.walk_tb(frames))[-_FRAMES:]
+        last_frames = list(traceback.walk_tb(frames))[-_MOST_FRAMES:]
         channel.send(
             raised={
                 "type": type(error).__name__,
                 "bases": [base.__name__ for base in type(error).__mro__],
-                "message": str(error)[:_CHARACTERS],
-                "traceback": text[-_CHARACTERS:],
-                "frames": [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in walked],
+                "message": str(error)[:_MOST_CHARACTERS],
+                "traceback": text[-_MOST_CHARACTERS:],
+                "frames": [
+                    (frame.f_code.co_filename, line, frame.f_code.co_name)
+                    for frame, line in last_frames
+                ],
             }
         )
         os._exit(1)
-    channel.send(ended={"code": code, "samples": steps.take(), "optimizers": list(steps.names)})
-    return code
+    optimizers = list(control.optimizer_names)
+    channel.send(ended={"code": exit_code, "samples": control.take(), "optimizers": optimizers})
+    return exit_code
 
 
 if __name__ == "__main__":

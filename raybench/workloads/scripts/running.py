@@ -36,16 +36,18 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _CHILD = Path(__file__).with_name("child.py")
-# A script writes its stack this long before the deadline, so that the driver sees where it hangs.
-_WRITE_S = 0.3
-# A script is left alone this long after the deadline: the driver looks for the rank that hangs and
-# ends it first.
-_NAME_S = 1.3
-_END_S = 2.0
-_OUT_OF_MEMORY = {"OutOfMemoryError", "MemoryError"}
-# Not passed on: torchrun does not set them, and only workers outlive the loss of a peer. NCCL
-# answers questions about the state of a script at an address of its own.
-_OF_WORKERS = (
+# A script writes its stack this long before the deadline, so that the driver sees where the script
+# hangs.
+_STACK_WRITE_S = 0.3
+# For this long after the deadline an abort does not end the wait for the script, because the driver
+# looks for the rank that hangs.
+_HANG_SEARCH_S = 1.3
+# How long a script may take to end.
+_END_TIMEOUT_S = 2.0
+_OUT_OF_MEMORY_ERRORS = {"OutOfMemoryError", "MemoryError"}
+# Variables of the worker that a script must not inherit: torchrun does not set them, and a script
+# need not outlive the loss of a peer. NCCL of a script serves its RAS at another address.
+_WORKER_VARIABLES = (
     "NCCL_RAS_ADDR",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -53,13 +55,13 @@ _OF_WORKERS = (
 )
 
 
-# Lets torch's flight recorder tell a collective that waits for its device from one that has begun.
-# This costs an event for each collective.
+# With these events torch's flight recorder distinguishes collectives that have begun from
+# collectives that wait for their device. An event is recorded for each collective.
 TIMES_OF_COLLECTIVES = {"TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
 class ScriptFailedError(PartFailedError):
-    """The script has failed, so that there is nothing to measure."""
+    """The script has failed."""
 
 
 class ScriptAbortedError(Exception):
@@ -71,7 +73,7 @@ class ScriptEndedError(Exception):
 
 
 class ScriptPart:
-    """This rank's part of a step of a script, as `workloads.part.Part`."""
+    """This rank's part of a step that a script runs; a `workloads.part.Part`."""
 
     share: RankShare | None = None
     doubts: tuple[Doubt, ...] = ()
@@ -99,8 +101,8 @@ class ScriptPart:
         self._serve_store, self._is_aborted = serve_store, is_aborted
         self._deadline_s = deadline_s
         self._script: RunningScript | None = None
-        # Ids of the script's processes, which `RunningScript.close` adds.
-        self._ended: set[int] = set()
+        # `RunningScript.close` adds the ids of the script's processes.
+        self._ended_processes: set[int] = set()
 
     @property
     def has_ended(self) -> bool:
@@ -110,17 +112,17 @@ class ScriptPart:
     @property
     def ended_processes(self) -> frozenset[int]:
         """The ids of the script's processes, which have ended."""
-        return frozenset(self._ended)
+        return frozenset(self._ended_processes)
 
     def build(self) -> Workload:
-        """Start the script. Collective. Raises as `RunningScript`."""
+        """Start the script. Collective; raises the errors of `RunningScript`."""
         self._script = RunningScript(
             self.context,
             self._task,
             self._serve_store() if self.context.rank == 0 else None,
             is_aborted=self._is_aborted,
             deadline_s=self._deadline_s,
-            ended=self._ended,
+            ended_processes=self._ended_processes,
         )
         return self._script
 
@@ -135,70 +137,71 @@ class RunningScript(Workload):
         store: TCPStore | None,
         is_aborted: Callable[[], bool],
         deadline_s: float,
-        ended: set[int],
+        ended_processes: set[int],
     ) -> None:
         """Start the script and wait for its first step. Collective: every rank must call it.
-
-        Shortly before the deadline the script writes its stack, which shows the driver where it
-        hangs.
 
         Args:
             context: this rank.
             task: the point with the script.
             store: TCP store of the script's ranks, served by rank 0; None on other ranks.
             is_aborted: tells whether another rank has failed.
-            deadline_s: time limit by `time.monotonic`.
-            ended: `close` adds the ids of the script's processes.
+            deadline_s: time limit by `time.monotonic`; shortly before, the script writes its stack.
+            ended_processes: `close` adds the ids of the script's processes.
 
         Raises:
             ScriptFailedError: the script has failed or ended before its first step.
             ScriptAbortedError: another rank has failed.
         """
-        given, settings = task.point.params, task.point.settings
-        file = task.code.script if task.code else None
-        items = product_of(fill_in(str(given["items_per_step"]), settings))
+        params, settings = task.point.params, task.point.settings
+        script_file = task.code.script if task.code else None
+        items = product_of(fill_in(str(params["items_per_step"]), settings))
         if items is not None:
             self.items_per_step = items
         # Keep the store alive for the ranks of the script.
         self._store = store
-        of_worker = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith("RAY_") and name not in _OF_WORKERS
+            if not name.startswith("RAY_") and name not in _WORKER_VARIABLES
         }
         variables = dict(_torchrun_variables(context, store))
         if task.settings.hang_s is not None:
-            # A value that the user exported wins.
-            variables |= {
-                name: value for name, value in TIMES_OF_COLLECTIVES.items() if name not in of_worker
-            }
-        self._is_aborted, self._step_of = is_aborted, str(given["step_of"])
-        timeout_s = max(0.1, deadline_s - _WRITE_S - time.monotonic())
+            for name, value in TIMES_OF_COLLECTIVES.items():
+                # A value that the user exported wins.
+                if name not in inherited:
+                    variables[name] = value
+        self._is_aborted, self._step_of = is_aborted, str(params["step_of"])
+        timeout_s = max(0.1, deadline_s - _STACK_WRITE_S - time.monotonic())
         self._deadline_s = time.monotonic() + timeout_s
-        self._has_stepped = self.has_ended = self._is_held = False
-        # Times of the parts of the last block, as `ScriptMarks.take` returns them.
+        # Whether the script waits in its optimizer for the next request.
+        self._is_held = False
+        self._has_stepped = self.has_ended = False
+        # Times of the parts of the last block in ms, by name of the part.
         self.parts: Mapping[str, Sequence[float]] = {}
         # Peaks of allocated and reserved bytes since `forget_memory`; None on a CPU.
         self.peaks: tuple[int | None, int | None] = None, None
         options = json.dumps({"step_of": self._step_of, "timeout_s": timeout_s})
-        path = Path(file.path if file else str(given["path"])).absolute()
-        arguments = split_arguments(fill_in(str(given["args"]), settings))
-        ours, theirs = socket.socketpair()
-        with theirs:
+        path = Path(script_file.path if script_file else str(params["path"])).absolute()
+        arguments = split_arguments(fill_in(str(params["args"]), settings))
+        self._socket, child_socket = socket.socketpair()
+        with child_socket:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-u", str(_CHILD), str(theirs.fileno()), options),
+                    *(sys.executable, "-u", str(_CHILD), str(child_socket.fileno()), options),
                     *(str(path), *arguments),
                 ],
-                env={**of_worker, **variables, **task.point.env},
-                cwd=Path(file.folder) if file else Path.cwd(),
+                env={**inherited, **variables, **task.point.env},
+                cwd=Path(script_file.folder) if script_file else Path.cwd(),
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                # A new process group, so that the script's children are killed with it.
+                pass_fds=[child_socket.fileno()],
+                # A new process group, so that `close` kills the script's children with it.
                 process_group=0,
             )
-        self._socket, self._read, self._ended = ours, b"", ended
-        self._handle = os.pidfd_open(self._process.pid)
+        # Bytes that the script has sent beyond the last whole message.
+        self._received = b""
+        self._ended_processes = ended_processes
+        self._pidfd = os.pidfd_open(self._process.pid)
         try:
             # `clock` is cuda or host; `ranks` is the size of the script's process group.
             self.facts: Mapping[str, Any] = self._receive()["begun"]
@@ -214,7 +217,7 @@ class RunningScript(Workload):
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
         """Run `lead_in` untimed iterations, then time `iterations` more; return their times.
 
-        If the script ends in this block, fewer iterations or none are returned. Starts count from
+        If the script ends in this block, the result has fewer iterations or none. Starts count from
         the start of the script's process.
 
         Raises:
@@ -240,18 +243,18 @@ class RunningScript(Workload):
         )
 
     def forget_memory(self) -> None:
-        """Make the script reset its memory peaks before its next step, without waiting.
+        """Let the script reset its memory peaks before its next step, without waiting for it.
 
         After this call no other optimizer can end an iteration.
         """
         self._send(do="forget_memory")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> tuple[NotMeasured | None, str]:
-        """Make later steps fill `parts`; call this after the timed steps.
+        """Let later steps fill `parts`; call this after the timed steps.
 
         Args:
             module: module of `ScriptMarks`.
-            has_peers: also find out whether `time_gradients` can follow.
+            has_peers: prepare `time_gradients`, too.
 
         Returns:
             Why not all parts can be timed (None if they can), and the error that prevents it.
@@ -263,24 +266,25 @@ class RunningScript(Workload):
         return NotMeasured(answer["why_not"]) if answer["why_not"] else None, str(answer["error"])
 
     def time_gradients(self) -> None:
-        """Time DDP's reductions in later steps. Collective: once, after `mark_parts`."""
+        """Let later steps time DDP's reductions. Collective; once, after `mark_parts`."""
         self._send(do="time_gradients")
 
     def keep_gradients(self) -> None:
-        """Stop DDP from reducing gradients. Collective: after `time_gradients`."""
+        """Let later steps skip DDP's reductions. Collective; after `time_gradients`."""
         self._send(do="keep_gradients")
 
     def close(self) -> None:
-        """End the script within 2 s, with its process group and its descendants; call this once."""
+        """End the script, its process group and its descendants within 2 s; call this once."""
         # Find the descendants first, while they still have their parents.
         descendants: list[psutil.Process] = []
         with suppress(psutil.NoSuchProcess):
             descendants = psutil.Process(self._process.pid).children(recursive=True)
-        self._ended.update([self._process.pid, *(process.pid for process in descendants)])
+        self._ended_processes.add(self._process.pid)
+        self._ended_processes.update(process.pid for process in descendants)
         self._send(do="end")
-        # Only a script that waits for the next request can answer this one.
+        # Only a script that waits for the next request can end by itself.
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S if self._is_held else 0.0)
+            self._process.wait(_END_TIMEOUT_S if self._is_held else 0.0)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for process in descendants:
@@ -288,10 +292,10 @@ class RunningScript(Workload):
                 process.kill()
         self._process.wait()
         self._socket.close()
-        os.close(self._handle)
+        os.close(self._pidfd)
 
     def doubts(self, context: Context) -> Iterator[Doubt]:
-        """Yield a doubt if the host times a GPU's steps, and another if not all ranks joined."""
+        """Yield a doubt if the host's clock times a GPU, and one if not all ranks have joined."""
         if context.device.type == "cuda" and self.facts["clock"] == "host":
             yield Doubt(kind=DoubtKind.HOST_CLOCK)
         ranks = self.facts["ranks"]
@@ -304,62 +308,61 @@ class RunningScript(Workload):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _receive(self) -> dict[str, Any]:
-        """Return the next message; if the script has ended or failed, do as `_end_of`."""
-        sources = self._socket.fileno(), self._handle
-        while b"\n" not in self._read:
-            # After the deadline leave the script alone while the driver looks for the hanging rank.
+        """Return the next message; if the script has ended or failed, see `_end_message`."""
+        while b"\n" not in self._received:
             overtime_s = time.monotonic() - self._deadline_s
-            if not 0 <= overtime_s < _NAME_S and self._is_aborted():
+            is_hang_search = 0 <= overtime_s < _HANG_SEARCH_S
+            if not is_hang_search and self._is_aborted():
                 raise ScriptAbortedError
-            ready, _, _ = select.select(sources, [], [], 0.05)
+            ready, _, _ = select.select([self._socket, self._pidfd], [], [], 0.05)
             if not ready:
                 continue
-            # If only the handle is ready, the script has ended, although its children may keep the
+            # If only the pidfd is ready, the script has ended, although its children may keep the
             # socket open.
-            read = b""
-            if sources[0] in ready:
+            received = b""
+            if self._socket in ready:
                 with suppress(ConnectionResetError):
-                    read = self._socket.recv(MIB)
-            if not read:
-                select.select([self._handle], [], [], _END_S)
-                return self._end_of({"code": self._process.poll(), "samples": None})
-            self._read += read
-        line, _, self._read = self._read.partition(b"\n")
+                    received = self._socket.recv(MIB)
+            if not received:
+                select.select([self._pidfd], [], [], _END_TIMEOUT_S)
+                return self._end_message({"code": self._process.poll(), "samples": None})
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
+        if "raised" in message:
+            raise ScriptFailedError(_failure_of(message["raised"]))
         if "ended" in message:
-            return self._end_of(message["ended"])
-        if "raised" not in message:
-            return message
-        raise ScriptFailedError(_failure_of(message["raised"]))
+            return self._end_message(message["ended"])
+        return message
 
-    def _end_of(self, ended: Mapping[str, Any]) -> dict[str, Any]:
+    def _end_message(self, end: Mapping[str, Any]) -> dict[str, Any]:
         """Return the last samples as a message if the script ended in a block; otherwise raise.
 
         Args:
-            ended: exit code (`code`), last samples, and names of the optimizers that have stepped.
+            end: exit code (`code`), last samples, and names of the optimizers that have stepped.
 
         Raises:
             ScriptEndedError: the script ended without a failure, and without samples.
             ScriptFailedError: the script failed, or ended before its first step.
         """
         self.has_ended = True
-        code = ended["code"]
+        code = end["code"]
         cause = Cause.NO_STEPS
         if code is not None and code < 0:
             # A real-time signal may have no name.
             names = {number: number.name for number in signal.Signals}
-            cause, by = Cause.WORKER_DIED, names.get(-code, f"signal {-code}")
-            message = f"the process of the script died by {by}"
+            signal_name = names.get(-code, f"signal {-code}")
+            cause, message = Cause.WORKER_DIED, f"the process of the script died by {signal_name}"
         elif code:
             cause, message = Cause.SCRIPT_EXIT, f"the script ended with exit code {code}"
-        elif self._has_stepped and ended["samples"]:
-            return {"samples": ended["samples"]}
+        elif self._has_stepped and end["samples"]:
+            return {"samples": end["samples"]}
         elif self._has_stepped:
             raise ScriptEndedError
-        elif ended.get("optimizers"):
+        elif end.get("optimizers"):
             message = (
                 f"no optimizer {self._step_of} has stepped, by which step_of ends an iteration; "
-                f"those that did: {', '.join(ended['optimizers'])}"
+                f"those that did: {', '.join(end['optimizers'])}"
             )
         else:
             message = (
@@ -375,10 +378,9 @@ def _failure_of(raised: Mapping[str, Any]) -> Failure:
     text = raised["message"].strip()
     first_line = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
     location = last_user_frame(raised["frames"])
-    is_oom = not _OUT_OF_MEMORY.isdisjoint(raised["bases"]) or (
-        "RuntimeError" in raised["bases"]
-        and any(phrase in text for phrase in OUT_OF_MEMORY_PHRASES)
-    )
+    is_oom = not _OUT_OF_MEMORY_ERRORS.isdisjoint(raised["bases"])
+    if "RuntimeError" in raised["bases"]:
+        is_oom = is_oom or any(phrase in text for phrase in OUT_OF_MEMORY_PHRASES)
     return Failure(
         rank=0,
         status=Status.OOM if is_oom else Status.ERROR,
@@ -391,30 +393,25 @@ def _failure_of(raised: Mapping[str, Any]) -> Failure:
 
 
 def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str, str]:
-    """Return torchrun's variables that this worker lacks or that differ here. Collective."""
+    """Return the variables of torchrun that differ from the worker's. Collective."""
     import torch.distributed as dist
 
     device = ""
     if context.device.type == "cuda":
         visible, index = os.environ.get("CUDA_VISIBLE_DEVICES"), context.device.index
         device = visible.split(",")[index].strip() if visible else str(index)
-    node_rank = int(os.environ["GROUP_RANK"])
-    served = (store.host, store.port) if store else None
-    # LOCAL_RANK is an index into CUDA_VISIBLE_DEVICES, so this variable lists the devices of all
-    # ranks of the node.
-    local = node_rank, context.local_rank, device, served
-    ranks: list[Any] = [local]
+    local_node = int(os.environ["GROUP_RANK"])
+    store_address = (store.host, store.port) if store else None
+    # Node, local rank, device and store of each rank; only rank 0 has a store.
+    local_entry = local_node, context.local_rank, device, store_address
+    entries: list[Any] = [local_entry]
     if context.world_size > 1:
-        ranks = [None] * context.world_size
-        dist.all_gather_object(ranks, local)
-    ((address, port),) = (served for *_, served in ranks if served)
-    nodes = {node for node, *_ in ranks}
-    # Local rank and device of each rank of this node.
-    local_devices = sorted(
-        (local_rank, device) for node, local_rank, device, _ in ranks if node == node_rank
-    )
+        entries = [None] * context.world_size
+        dist.all_gather_object(entries, local_entry)
+    ((host, port),) = (store_address for *_, store_address in entries if store_address)
+    nodes = {node for node, *_ in entries}
     variables = {
-        "MASTER_ADDR": address,
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "GROUP_WORLD_SIZE": str(len(nodes)),
         "ROLE_NAME": "default",
@@ -427,5 +424,9 @@ def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     if device:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for _, device in local_devices)
+        # LOCAL_RANK is an index into this variable, so list the devices of the node's ranks.
+        devices = [
+            (local_rank, device) for node, local_rank, device, _ in entries if node == local_node
+        ]
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(device for _, device in sorted(devices))
     return variables

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from raybench.job.point import Precision
 from raybench.workloads import attention
-from raybench.workloads.attention import attention_part, form_groups
+from raybench.workloads.attention import attend_with_logsumexp, form_groups
 from raybench.workloads.dit import Dit
-from raybench.workloads.dit_model import Steps
+from raybench.workloads.dit_model import StepBuilder
 from raybench.workloads.shapes import DIT_PRESETS
 
 # world_size -> (ulysses, ring)
@@ -25,7 +25,7 @@ DEGREES = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((4, 1), (1, 4), (2, 2))
 
 def velocity(rank: int, ulysses: int, ring: int, ring_kind: Any = "p2p") -> Tensor:
     """What a forward pass gives, divided over so many ranks."""
-    steps = Steps(
+    steps = StepBuilder(
         shape=DIT_PRESETS["tiny"],
         rows=6,
         columns=4,
@@ -64,7 +64,7 @@ def _merge_by_means(parts: Any) -> Tensor:
 
 
 def _base_2(kernel: Any, *tokens: Tensor) -> tuple[Tensor, Tensor]:
-    out, logsumexp = attention_part(kernel, *tokens)
+    out, logsumexp = attend_with_logsumexp(kernel, *tokens)
     return out, logsumexp * 1.4427
 
 
@@ -85,7 +85,7 @@ def faults(rank: int, world_size: int) -> dict[str, str]:
             {"ring": 2}, mock.patch.object(attention, "merge", _merge_by_means),
         ),
         "log-sum-exp to another base": (
-            {"ring": 2}, mock.patch.object(attention, "attention_part", _base_2),
+            {"ring": 2}, mock.patch.object(attention, "attend_with_logsumexp", _base_2),
         ),
     }  # fmt: skip
     found = {}

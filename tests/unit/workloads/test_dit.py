@@ -18,7 +18,7 @@ from raybench.worker.state import process_settings
 from raybench.workloads.attention import (
     KernelOrAuto,
     attend_whole,
-    attention_part,
+    attend_with_logsumexp,
     choose_kernel,
     merge,
     use_kernel,
@@ -91,7 +91,7 @@ def test_the_check_tells_right_from_wrong(precision, ranks):
 
 def test_parts_are_merged_to_the_whole():
     query, key, value = torch.randn(3, 1, 2, 12, 8, dtype=torch.float64).unbind()
-    attention = partial(attention_part, "flash")
+    attention = partial(attend_with_logsumexp, "flash")
     parts = [attention(query, key[:, :, own], value[:, :, own]) for own in (
         slice(0, 1), slice(1, 7), slice(7, 12),
     )]  # fmt: skip
@@ -105,7 +105,7 @@ def test_an_unsupported_kernel_is_refused():
     with pytest.raises(UsageError, match="attention cudnn is for CUDA devices; on a CPU take"):
         choose_kernel("cudnn", tokens)
     with pytest.raises(RuntimeError, match=r"cudnn computes fp16 and bf16, given torch.float32"):
-        attention_part("cudnn", *[tokens.float()] * 3)
+        attend_with_logsumexp("cudnn", *[tokens.float()] * 3)
 
 
 def test_all_kernels_compute_the_same():

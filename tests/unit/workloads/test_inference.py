@@ -54,7 +54,7 @@ def decode(model: LanguageModel, tokens: Tensor, *, prompt: int) -> Tensor:
     """Logits after the prompt and after each token that follows."""
     batch_size, length = tokens.shape
     shape = LANGUAGE_PRESETS["llama-tiny" if model.positions is None else "tiny"]
-    cache = KeyValueCache.make(shape, batch_size=batch_size, room=length, dtype=torch.float64)
+    cache = KeyValueCache.make(shape, batch_size=batch_size, max_tokens=length, dtype=torch.float64)
     logits = [model(tokens[:, :prompt], cache)]
     for position in range(prompt, length):
         cache.position = position
