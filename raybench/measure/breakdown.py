@@ -10,8 +10,8 @@
 6. steps without communication, on a GPU also with their work queued beforehand
    (`_time_local_steps`).
 
-They use events and hooks only. A profiler would tell more, but after CUPTI was in use the launches
-of the process stay slower (pytorch#144455).
+These steps use only events and hooks. A profiler would tell more, but after CUPTI was in use the
+process launches kernels more slowly (pytorch#144455).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from raybench.workloads.base import Context, Workload
 
 # Sets a communication hook for the models of a workload; None removes the hook.
 SetHook = Callable[[Any], None]
-# Makes the context manager in which each block of steps runs.
-Around = Callable[[], AbstractContextManager[None]]
+# Makes a context in which a block of steps runs.
+BlockContext = Callable[[], AbstractContextManager[None]]
 
 # Columns of `points` that come from step times of a `Breakdown`.
-_ALL_COLUMNS = (
+_TIME_COLUMNS = (
     "local_step_ms",
     "compute_ms",
     "comm_ms",
@@ -82,19 +82,22 @@ HOW_REDUCED = {
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
     "slowest_rank": "its local step is longer than the others'",
 }
-_NOT_HOOKED = {
+# Methods for steps whose gradients no hook of DDP can time.
+_METHODS_WITHOUT_HOOK = {
     **{name: HOW_REDUCED[name] for name in ("straggler_ms", "slowest_rank")},
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
 }
-_COUNTED = dict.fromkeys(("comm_calls", "comm_bytes"), "counted in a step with local copies")
+_TRAFFIC_METHODS = dict.fromkeys(
+    ("comm_calls", "comm_bytes"), "counted in a step with local copies"
+)
 PLAIN_STEP = "the step as it is"
-_UNEXPLAINED = {"unexplained_ms": "step less local_step_ms and comm_exposed_ms"}
-_QUEUED = {
+_UNEXPLAINED_METHOD = {"unexplained_ms": "step less local_step_ms and comm_exposed_ms"}
+_QUEUED_METHODS = {
     "compute_ms": "device's time for the local step, queued beforehand, less optimizer_ms",
     "optimizer_ms": "CUDA events around Optimizer.step, queued beforehand",
     "host_gap_ms": "local step less the same step queued beforehand",
 }
-_WATCHED = "torch's allocator and what modules and optimizers hold, in a step that is watched"
+_PEAK_METHOD = "torch's allocator and what modules and optimizers hold, in a step that is watched"
 _WALL_METHODS = {
     "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
     "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
@@ -104,12 +107,13 @@ _WALL_METHODS = {
 _LEAD_IN_SAMPLES = 2
 # Fewer samples have no spread.
 _SHORTEST_BLOCK = 3
-# Steps issued one at a time to an idle device, to learn how long the host needs for one.
-_ISSUED_ALONE = 5
+# Steps that the host issues one at a time to an idle device, to learn how long it needs for one.
+_SINGLE_STEPS = 5
 # A host that issues a step in less than this share of its duration stays ahead of the device.
 _AHEAD_SHARE = 0.75
 # Hold the device back longer than needed, because the time of the host varies.
 _HOLD_MARGIN, _LONGEST_HOLD_MS = 1.5, 1000.0
+# Cycles of `torch.cuda._sleep`, a few ms, by which to calibrate its clock.
 _CALIBRATION_CYCLES = 10_000_000
 
 
@@ -126,31 +130,29 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Instrumented:
-    """A workload whose instrumented steps are run."""
+class _StepRunner:
+    """Runs instrumented steps of a workload."""
 
     workload: Workload
     timer: Timer
     context: Context
     extent: Extent
 
-    def time_block(self, loop: Step, samples: int, around: Around = nullcontext) -> list[float]:
-        """Return the durations of samples in ms per step. Collective.
-
-        Args:
-            samples: number of timed samples; two untimed samples run before them.
-        """
+    def time_block(
+        self, loop: Step, samples: int, block_context: BlockContext = nullcontext
+    ) -> list[float]:
+        """Run samples, two untimed samples first, and return their ms per step. Collective."""
         align_ranks(self.context.device)
-        with around():
+        with block_context():
             block = self.timer.time_block(
                 loop, samples, self.context.parts, lead_in=_LEAD_IN_SAMPLES
             )
         return [ns / self.extent.inner / NS_PER_MS for ns in block.step_ns]
 
     def time_marked(self, marks: RegionMarks | BucketMarks) -> list[float]:
-        """Return the durations of `extent.steps` samples in ms per step. Collective.
+        """Run `extent.steps` samples and return their ms per step. Collective.
 
-        The marks note the untimed steps, too; the timed steps are the last ones.
+        The marks contain the untimed steps, too; the timed steps are at the end.
         """
 
         def step() -> None:
@@ -164,32 +166,31 @@ class _Instrumented:
 def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
     """Run instrumented steps, and return where time and memory go. Collective.
 
-    Call this after a step, because regions are timed only if a step has entered one. Values that
-    could not be measured have their reason in `not_measured`. Afterwards the weights of the ranks
-    differ, and models with a hook of `hook_setter` reduce no gradients.
+    Call this after a step, because regions are timed only if a step has entered one. Afterwards the
+    weights of the ranks differ, and models with a hook of `hook_setter` reduce no gradients.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
         regions_column = ("regions",) if context.regions.are_used else ()
-        columns = (*_ALL_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *regions_column)
+        columns = (*_TIME_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *regions_column)
         return all_not_measured(NotMeasured.CUDA_GRAPH, columns)
-    instrumented = _Instrumented(workload=workload, timer=timer, context=context, extent=extent)
+    runner = _StepRunner(workload=workload, timer=timer, context=context, extent=extent)
     wall, peak = None, None
     with no_garbage_collection():
-        # Regions first: later the steps differ from the timed steps.
-        regions, region_methods = _time_regions(instrumented)
+        # Time regions first, because later steps differ from the timed steps.
+        regions, region_methods = _time_regions(runner)
         if on_gpu:  # on a CPU the host's clock has timed the samples already
             align_ranks(device)
             workload.step()
-            wall_steps = min(extent.steps, _ISSUED_ALONE)
+            wall_steps = min(extent.steps, _SINGLE_STEPS)
             wall = time_by_wall_clock(workload.step, wall_steps, torch.cuda.synchronize)
             peak = watch_peak(workload.step, device)
-        parts = _take_apart(instrumented)
+        parts = _time_parts(runner)
 
     # Say how each value was measured, or why it was not.
     methods, not_measured = {**parts.methods, **region_methods}, dict(parts.not_measured)
     if peak:
-        methods |= dict.fromkeys(_PEAK_COLUMNS, _WATCHED)
+        methods |= dict.fromkeys(_PEAK_COLUMNS, _PEAK_METHOD)
     else:
         why = NotMeasured.NO_MODEL if on_gpu else NotMeasured.MEMORY_OF_CPU
         not_measured |= dict.fromkeys(_PEAK_COLUMNS, why)
@@ -202,21 +203,21 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     )
 
 
-def all_not_measured(why: NotMeasured, columns: Sequence[str] = _ALL_COLUMNS) -> Breakdown:
+def all_not_measured(why: NotMeasured, columns: Sequence[str] = _TIME_COLUMNS) -> Breakdown:
     """Return a breakdown in which nothing was measured, for one reason."""
     return Breakdown(not_measured=dict.fromkeys(columns, why))
 
 
-def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], dict[str, str]]:
-    """Return the median of each region, and {"regions": how they were timed}. Collective."""
-    context, methods = instrumented.context, []
+def _time_regions(runner: _StepRunner) -> tuple[tuple[RegionTime, ...], dict[str, str]]:
+    """Return the median time of each region, and the method for column `regions`. Collective."""
+    context, methods = runner.context, []
     times: tuple[RegionTime, ...] = ()
     # If any rank has regions, all ranks run the steps, because steps may communicate.
     if any_rank(context.regions.are_used, context.device):
         marks = RegionMarks(context.device)
         with context.regions.timed_by(marks.region):
-            steps_ms = instrumented.time_marked(marks)
-        steps = len(steps_ms) * instrumented.extent.inner
+            steps_ms = runner.time_marked(marks)
+        steps = len(steps_ms) * runner.extent.inner
         times = marks.take(steps, statistics.median(steps_ms))
 
     if context.regions.are_used:
@@ -231,7 +232,7 @@ def _time_regions(instrumented: _Instrumented) -> tuple[tuple[RegionTime, ...], 
 
 
 def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
-    """Return the median ms until a step returns and until its work is done, by the host's clock.
+    """Return the median ms until a step returns, and until its work is done, by the host's clock.
 
     Args:
         steps: number of steps, above 0; each begins on an idle device.
@@ -251,11 +252,11 @@ def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> Wall
     )
 
 
-def _take_apart(instrumented: _Instrumented) -> Breakdown:
+def _time_parts(runner: _StepRunner) -> Breakdown:
     """Return the times of computation and communication. Collective."""
-    workload, context = instrumented.workload, instrumented.context
+    workload, context = runner.workload, runner.context
     if context.world_size == 1:
-        return _time_local_steps(instrumented, workload.step, PLAIN_STEP)
+        return _time_local_steps(runner, workload.step, PLAIN_STEP)
     if workload.message_bytes is not None:
         return all_not_measured(NotMeasured.COMMUNICATION)
 
@@ -263,30 +264,30 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     set_hook = hook_setter(workload, context)
     if set_hook is None:
         unknown = dict.fromkeys(("comm_ms", "wait_ms"), NotMeasured.NOT_ONLY_GRADIENTS)
-        hooked = Breakdown(methods=_NOT_HOOKED, not_measured=unknown)
+        hooked = Breakdown(methods=_METHODS_WITHOUT_HOOK, not_measured=unknown)
         local_method = "step with local copies in place of collectives"
     else:
         local_method = "step with DDP's noop_hook, and local copies in place of other collectives"
-        hooked = _time_gradients(instrumented, set_hook)
+        hooked = _time_gradients(runner, set_hook)
 
     errors: list[str] = []
 
-    def step_alone() -> None:
-        # The step may fail on the numbers of local copies. After an error do nothing: the other
-        # ranks go on and must not wait for this rank.
+    def step_without_peers() -> None:
+        # The step may fail on the numbers of local copies. After an error do nothing, because the
+        # other ranks go on and must not wait for this rank.
         if not errors:
             try:
                 workload.step()
             except Exception as error:
                 errors.append(brief(error))
 
-    # Count the collectives of the second step; the first step may have others.
+    # Count the collectives of the second step, because the first step may have additional ones.
     calls: list[CollectiveCall] = []
     align_ranks(context.device)
     with replace_collectives(LocalCopies(calls)):
-        step_alone()
+        step_without_peers()
         calls.clear()
-        step_alone()
+        step_without_peers()
     traffic = () if errors else add_up(calls)
     if not any_rank(bool(traffic or errors), context.device):
         return all_not_measured(NotMeasured.NO_COLLECTIVES)
@@ -294,21 +295,21 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     # Time steps without communication.
     if set_hook is not None:
         set_hook(noop_hook)
-    around = partial(replace_collectives, LocalCopies())
-    local = _time_local_steps(instrumented, step_alone, local_method, around)
+    block_context = partial(replace_collectives, LocalCopies())
+    local = _time_local_steps(runner, step_without_peers, local_method, block_context)
     if any_rank(bool(errors), context.device):
         error = errors[0] if errors else "on another rank"
         failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"step without its peers: {error}")
-        is_counted = any_rank(bool(traffic), context.device)
-        columns = _ALL_COLUMNS if is_counted else (*_ALL_COLUMNS, *_COUNTED)
+        has_traffic = any_rank(bool(traffic), context.device)
+        columns = _TIME_COLUMNS if has_traffic else (*_TIME_COLUMNS, *_TRAFFIC_METHODS)
         return replace(
             all_not_measured(NotMeasured.FAILS_ALONE, columns),
             traffic=traffic,
-            methods=_COUNTED if is_counted else {},
+            methods=_TRAFFIC_METHODS if has_traffic else {},
             doubts=(failed,),
         )
     workload.step()
-    methods = {**local.methods, **hooked.methods, **_COUNTED}
+    methods = {**local.methods, **hooked.methods, **_TRAFFIC_METHODS}
     not_measured = {**local.not_measured, **hooked.not_measured}
     return replace(
         hooked,
@@ -321,20 +322,20 @@ def _take_apart(instrumented: _Instrumented) -> Breakdown:
     )
 
 
-def _time_gradients(instrumented: _Instrumented, set_hook: SetHook) -> Breakdown:
-    """Return hooked_ms, comm_ms and tail_ms. Collective."""
-    marks = BucketMarks(instrumented.context.device)
+def _time_gradients(runner: _StepRunner, set_hook: SetHook) -> Breakdown:
+    """Return a breakdown with hooked_ms, comm_ms and tail_ms. Collective."""
+    marks = BucketMarks(runner.context.device)
     set_hook(marks.hook)
-    # Do not align the ranks before each step: the jitter of their hosts would make them differ.
-    hooked_ms = instrumented.time_marked(marks)
-    timed = marks.take()[-len(hooked_ms) * instrumented.extent.inner :]
+    # Do not align the ranks before each step, because their hosts would leave at different times.
+    hooked_ms = runner.time_marked(marks)
+    steps_buckets = marks.take()[-len(hooked_ms) * runner.extent.inner :]
     # A step without buckets reduced no gradients.
-    if not all(timed):
+    if not all(steps_buckets):
         return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(HOW_REDUCED))
     return Breakdown(
         hooked_ms=tuple(hooked_ms),
-        comm_ms=tuple(comm_ms(buckets) for buckets in timed),
-        tail_ms=tuple(tail_ms(buckets) for buckets in timed),
+        comm_ms=tuple(comm_ms(buckets) for buckets in steps_buckets),
+        tail_ms=tuple(tail_ms(buckets) for buckets in steps_buckets),
         methods=HOW_REDUCED,
     )
 
@@ -347,34 +348,34 @@ def hook_setter(workload: Workload, context: Context) -> SetHook | None:
 
 
 def _time_local_steps(
-    instrumented: _Instrumented, step: Step, local_method: str, around: Around = nullcontext
+    runner: _StepRunner, step: Step, local_method: str, block_context: BlockContext = nullcontext
 ) -> Breakdown:
-    """Return local_ms, device_ms and optimizer_ms, by steps without communication. Collective.
+    """Return a breakdown with local_ms, device_ms and optimizer_ms. Collective.
 
     Args:
-        local_method: what such a step is, for `methods`.
-        around: context of each block of steps; the ranks must not communicate in it.
+        step: a step without communication inside `block_context`.
+        local_method: description of the step, for `methods`.
     """
-    context, extent = instrumented.context, instrumented.extent
-    with around():
+    context, extent = runner.context, runner.extent
+    with block_context():
         step()
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
-    methods = {"local_step_ms": local_method, **_UNEXPLAINED}
+    methods = {"local_step_ms": local_method, **_UNEXPLAINED_METHOD}
     not_measured: dict[str, NotMeasured] = {}
 
-    # Run half of the local steps before the queued steps and half after them: a host that is slow
-    # now may be fast then.
+    # Run half of the local steps before the queued steps and half after them, because the speed of
+    # the host may change meanwhile.
     if context.device.type == "cuda":
-        early_ms = _time_until_precise(instrumented, loop, around)
+        early_ms = _time_until_precise(runner, loop, block_context)
         loop_ms = extent.inner * statistics.median(chain(*early_ms))
-        device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, around)
-        late_ms = [instrumented.time_block(loop, len(block), around) for block in early_ms]
+        device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, block_context)
+        late_ms = [runner.time_block(loop, len(block), block_context) for block in early_ms]
         if device_ms is not None:
-            methods |= _QUEUED
+            methods |= _QUEUED_METHODS
         else:
-            not_measured |= dict.fromkeys(_QUEUED, NotMeasured.HOST_TOO_SLOW)
+            not_measured |= dict.fromkeys(_QUEUED_METHODS, NotMeasured.HOST_TOO_SLOW)
     else:
 
         def marked_loop() -> None:
@@ -382,9 +383,9 @@ def _time_local_steps(
             optimizer.end_step()
 
         with optimizer.watching():
-            early_ms = _time_until_precise(instrumented, marked_loop, around)
+            early_ms = _time_until_precise(runner, marked_loop, block_context)
             late_ms = [
-                instrumented.time_block(marked_loop, len(block), around) for block in early_ms
+                runner.time_block(marked_loop, len(block), block_context) for block in early_ms
             ]
         methods |= {
             "compute_ms": "local step less data_ms and optimizer_ms",
@@ -392,10 +393,11 @@ def _time_local_steps(
         }
         not_measured["host_gap_ms"] = NotMeasured.GAP_OF_CPU
 
-    noted_ms = optimizer.take()
-    stepped_ms = [ms for ms in noted_ms if ms is not None]
-    optimizer_ms = statistics.median(stepped_ms) / extent.inner if stepped_ms else None
-    if noted_ms and optimizer_ms is None:
+    # The optimizers' time in each loop; None for a loop without optimizer.
+    loops_ms = optimizer.take()
+    known_ms = [ms for ms in loops_ms if ms is not None]
+    optimizer_ms = statistics.median(known_ms) / extent.inner if known_ms else None
+    if loops_ms and optimizer_ms is None:
         methods.pop("optimizer_ms", None)
         not_measured["optimizer_ms"] = NotMeasured.NO_OPTIMIZER
     return Breakdown(
@@ -408,17 +410,17 @@ def _time_local_steps(
 
 
 def _time_until_precise(
-    instrumented: _Instrumented, loop: Step, around: Around
+    runner: _StepRunner, loop: Step, block_context: BlockContext
 ) -> list[list[float]]:
     """Return the ms of each local step, by block. Collective.
 
-    More blocks are timed until each rank's median is precise enough to find a slow rank. On one
-    rank a single block is enough. These are half of the steps; the caller times the other half.
+    With several ranks blocks follow until each rank's median is precise enough to find a slow rank.
     """
-    context, extent = instrumented.context, instrumented.extent
+    context, extent = runner.context, runner.extent
+    # Time half of the steps; the caller times the other half later.
     block_steps = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
     most_steps = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
-    blocks = [instrumented.time_block(loop, block_steps, around)]
+    blocks = [runner.time_block(loop, block_steps, block_context)]
     while sum(map(len, blocks)) < most_steps:
         steps_ms = list(chain(*blocks))
         # The smallest difference between two ranks that such medians can show.
@@ -427,39 +429,43 @@ def _time_until_precise(
         is_imprecise = detectable_ms > MARK_SHARE / 2 * statistics.median(steps_ms)
         if not any_rank(is_imprecise, context.device):
             break
-        blocks.append(instrumented.time_block(loop, block_steps, around))
+        blocks.append(runner.time_block(loop, block_steps, block_context))
     return blocks
 
 
 def time_queued_steps(
-    step: Step, optimizer: OptimizerMarks, local_ms: float, steps: int, around: Around = nullcontext
+    step: Step,
+    optimizer: OptimizerMarks,
+    local_ms: float,
+    steps: int,
+    block_context: BlockContext = nullcontext,
 ) -> float | None:
     """Return the median ms of a step on the GPU, without gaps of a slow host. Collective.
 
-    If the host is not much faster than the device, a kernel first holds the device back for 1.5
-    times as long as the host needs to issue a step, so that the step is queued before it begins.
-    Some gaps stay: a step that waits for the device keeps the gap after its wait, and the driver
-    queues only about 1000 launches.
+    Some gaps stay: after a wait for the device inside a step, and after about 1000 launches, which
+    fill the driver's queue.
 
     Args:
-        optimizer: notes each of the `steps`.
+        optimizer: marks each of the `steps`.
+        local_ms: duration of a step with the gaps of the host.
         steps: number of steps, above 0.
 
     Returns:
-        None on all ranks if a rank would have to be held back for more than a second.
+        None on all ranks if the device of a rank must be held back for more than a second.
     """
     device = torch.device("cuda")
-    with around():
+    with block_context():
         # How long the host needs to issue a step while the device is idle.
-        issue_ms = time_by_wall_clock(step, _ISSUED_ALONE, torch.cuda.synchronize).unsynced_ms
-    # Hold back only if needed: an idle device cools, and computes faster than in the timed steps.
+        issue_ms = time_by_wall_clock(step, _SINGLE_STEPS, torch.cuda.synchronize).unsynced_ms
+    # A kernel holds back the device until the host has queued the step. Do this only if needed,
+    # because a device that does nothing cools, and then computes faster than in the timed steps.
     hold_ms = 0.0 if issue_ms < _AHEAD_SHARE * local_ms else _HOLD_MARGIN * issue_ms
-    # All ranks decide together: a step may communicate, so all must run the same number of steps.
+    # A step may communicate, so all ranks must run the same number of steps.
     (longest_ns,) = max_over_ranks([round(hold_ms * NS_PER_MS)], device)
     if longest_ns > _LONGEST_HOLD_MS * NS_PER_MS:
         return None
     mark, spans = make_marker(device), []
-    with around(), optimizer.watching():
+    with block_context(), optimizer.watching():
         for _ in range(steps):
             if hold_ms:
                 torch.cuda._sleep(round(hold_ms * cycles_per_ms()))  # type: ignore[no-untyped-call]
@@ -473,7 +479,7 @@ def time_queued_steps(
 
 @cache
 def cycles_per_ms() -> float:
-    """Return the cycles that `torch.cuda._sleep` counts in a ms, measured once in a process."""
+    """Return how many cycles `torch.cuda._sleep` counts in a ms, measured once in a process."""
     mark = make_marker(torch.device("cuda"))
     # The first launch of a kernel loads it.
     torch.cuda._sleep(1)  # type: ignore[no-untyped-call]

@@ -38,7 +38,7 @@ InBlock = Callable[[], AbstractContextManager[object]]
 # torch's notes ask for eleven iterations before a capture, because DistributedDataParallel waits
 # for events in its first ten. The cold iteration is the twelfth.
 EAGER_ITERATIONS = 12
-# Replays of a single step, to learn how long one takes.
+# Replays of a single step, from which to learn its duration.
 TRIAL_REPLAYS = 10
 
 
@@ -58,14 +58,14 @@ class Timer:
     ) -> Samples:
         """Run `step` `iterations` times, wait for the device, and return how long each took.
 
-        Durations are in ns, starts in ns since the timer was made. `throttled` is empty.
+        Starts count from the construction of the timer. `throttled` is empty.
 
         Args:
             step: one iteration.
             iterations: number of timed iterations.
-            parts: host times that the step notes; earlier notes are dropped.
-            lead_in: untimed iterations before, which fill the queue of the device. Iterations that
-                find an empty queue take longer than all later iterations.
+            parts: host times of the parts of a step; earlier times are dropped.
+            lead_in: untimed iterations before, which fill the queue of the device: with an empty
+                queue iterations take longer.
         """
         with self.in_block():
             return self._time(step, iterations, parts, lead_in)
@@ -94,16 +94,15 @@ class Timer:
             spent_ns[iteration] = take()
         marks_ns[iterations] = clock()
         mark()
-        host_ns = step_ns = tuple(end - start for start, end in pairwise(marks_ns))
-        starts_ns = marks_ns[:-1]
+        host_ns = tuple(end - start for start, end in pairwise(marks_ns))
+        step_ns, starts_ns = host_ns, marks_ns[:-1]
         if events:
             torch.cuda.synchronize()
             step_ns = tuple(
-                round(event.elapsed_time(following) * NS_PER_MS)
-                for event, following in pairwise(events)
+                round(start.elapsed_time(end) * NS_PER_MS) for start, end in pairwise(events)
             )
-            since_ns = [round(events[0].elapsed_time(event) * NS_PER_MS) for event in events[:-1]]
-            starts_ns = [marks_ns[0] + ns for ns in since_ns]
+            offsets_ns = [round(events[0].elapsed_time(event) * NS_PER_MS) for event in events[:-1]]
+            starts_ns = [marks_ns[0] + offset_ns for offset_ns in offsets_ns]
         part_ns: dict[str, tuple[int, ...]] = {}
         for name in sorted(set().union(*spent_ns)):
             part_ns[name] = tuple(iteration_ns.get(name, 0) for iteration_ns in spent_ns)
@@ -141,7 +140,7 @@ def loop_step(step: Step, inner: int) -> Step:
 
 
 def per_step(samples: Samples, inner: int) -> Samples:
-    """Divide the durations of loops of `inner` steps by `inner`, rounded to ns."""
+    """Return samples of loops of `inner` steps with durations per step, rounded to ns."""
 
     def divide(durations_ns: Sequence[int]) -> tuple[int, ...]:
         return tuple(round(ns / inner) for ns in durations_ns)
@@ -155,9 +154,9 @@ def per_step(samples: Samples, inner: int) -> Samples:
 
 
 def join_blocks(blocks: Sequence[Samples]) -> Samples:
-    """Join the samples of blocks, in their order.
+    """Return the samples of all blocks in order.
 
-    A part that a block lacks counts as 0 ns. `throttled` is empty unless all blocks have it.
+    A part that a block lacks counts as 0 ns. `throttled` is empty unless all blocks have marks.
     """
     names = {name for block in blocks for name in block.part_ns}
     part_ns: dict[str, tuple[int, ...]] = {}
@@ -186,16 +185,16 @@ class MemoryUse:
         self.allocated_bytes: int | None = None
         # Peak of reserved memory until the last `restart` or `paused`, without paused blocks.
         self.reserved_bytes: int | None = None
-        # Allocations that failed until cached memory was freed, and calls of cudaMalloc, both
-        # inside `counting`. They stop the device; a step in a steady state has none.
+        # Allocations that succeeded only after cached memory was freed, and calls of cudaMalloc,
+        # both inside `counting`. They stop the device; a step in a steady state has none.
         self.retries = self.device_allocs = 0 if self._is_counted else None
         self._reset()
 
     def restart(self) -> None:
         """Forget the peak of allocated memory since the last `paused`; call this after a warm-up.
 
-        DDP makes its buckets anew in the second step, and NCCL keeps the first buckets for a
-        varying number of steps. Gradients count twice in these steps.
+        In the warm-up gradients may count twice: DDP makes new buckets in the second step, and NCCL
+        keeps the first buckets for some steps.
         """
         self._read_reserved()
         self._reset()
@@ -239,9 +238,9 @@ class MemoryUse:
 def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current stream inside the `with` block.
 
-    A CUDA graph needs a new stream, and `context.sms` a stream with fewer multiprocessors. In other
-    cases the current stream stays. Work in the block waits for earlier work, and later work waits
-    for the block.
+    A CUDA graph needs a new stream, and `context.sms` a stream with fewer multiprocessors.
+    Otherwise the current stream stays. Work in the block waits for earlier work, and later work
+    waits for the block.
 
     Raises:
         UsageError: cuda_graph on a CPU, or multiprocessors cannot be limited.
@@ -269,7 +268,7 @@ def workload_stream(context: Context) -> Iterator[None]:
 def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any]:
     """Return the stream whose kernels run on `sms` multiprocessors, and its green context.
 
-    The stream is made once in a process, and the green context must outlive it.
+    The green context must outlive the stream.
     """
     try:
         from torch.cuda.green_contexts import GreenContext
@@ -287,9 +286,7 @@ def _limited_stream(device_index: int, sms: int) -> tuple[torch.cuda.Stream, Any
 def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[Step]:
     """Capture `inner` steps of the workload in a CUDA graph; yield a function that replays them.
 
-    Call this on a side stream, after EAGER_ITERATIONS steps. Collective. The graph is gone after
-    the `with` block: a process group cannot be destroyed while a graph holds its collectives
-    (pytorch#115388).
+    Call this on a side stream, after EAGER_ITERATIONS steps. Collective.
 
     Raises:
         UsageError: the steps cannot be captured.
@@ -307,20 +304,21 @@ def capture_graph(workload: Workload, inner: int, context: Context) -> Iterator[
             ):
                 step()
         except Exception as error:
-            # The step raised the first error; the end of the broken capture raised a second error.
-            first = error.__context__ or error
-            if isinstance(first, torch.OutOfMemoryError):
-                raise first from None
+            # The end of the broken capture raised this error after the error of the step.
+            step_error = error.__context__ or error
+            if isinstance(step_error, torch.OutOfMemoryError):
+                raise step_error from None
             raise UsageError(
                 f"cuda_graph: a step of workload {type(workload).__name__} cannot be captured "
-                f"({_first_line(first)}); its step must not wait for the device nor copy from host "
-                "memory; or leave cuda_graph out"
+                f"({_first_line(step_error)}); its step must not wait for the device nor copy from "
+                "host memory; or leave cuda_graph out"
             ) from error
         # The first replay uploads the graph to the device.
         graph.replay()
         torch.cuda.synchronize()
         yield graph.replay
     finally:
+        # A process group cannot be destroyed while a graph holds its collectives (pytorch#115388).
         graph.reset()
 
 
@@ -333,7 +331,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def align_ranks(device: torch.device) -> None:
-    """Block until all ranks have called this and, on a GPU, until its queued work is done."""
+    """Wait until all ranks have called this and, on a GPU, until the device is idle. Collective."""
     if dist.is_initialized():
         dist.all_reduce(torch.zeros(1, device=device))
     if device.type == "cuda":
@@ -341,7 +339,7 @@ def align_ranks(device: torch.device) -> None:
 
 
 def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> int:
-    """Run `decide` on rank 0 and return its result on all ranks.
+    """Run `decide` on rank 0 and return its result on all ranks. Collective.
 
     `decide` must not raise: the other ranks would wait for ever.
     """
@@ -354,12 +352,16 @@ def broadcast_from_rank_0(decide: Callable[[], int], device: torch.device) -> in
 
 
 def any_rank(condition: bool, device: torch.device) -> bool:
-    """Return whether the condition is true on any rank."""
+    """Return whether the condition is true on any rank. Collective."""
     return bool(max_over_ranks([int(condition)], device)[0])
 
 
 def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
-    """Return at each position the maximum over ranks; all ranks give the same number of values."""
+    """Return the maximum over ranks of each value. Collective.
+
+    Args:
+        values: as many values on each rank.
+    """
     if not dist.is_initialized():
         return list(values)
     shared = torch.tensor(values, dtype=torch.int64, device=device)
@@ -369,7 +371,11 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
 
 
 def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[int]]:
-    """Return the durations of each rank, in rank order; all ranks give the same number."""
+    """Return the durations of each rank, in rank order. Collective.
+
+    Args:
+        step_ns: as many durations on each rank.
+    """
     if not dist.is_initialized():
         return [list(step_ns)]
     local = torch.tensor(step_ns, dtype=torch.int64, device=device)
@@ -379,7 +385,7 @@ def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the picklable value of each rank, in rank order.
+    """Return the picklable value of each rank, in rank order. Collective.
 
     NCCL sends the values through the current device.
     """

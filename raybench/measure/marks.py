@@ -1,8 +1,8 @@
 """Hooks inside a step: when its parts begin and end, and what its peak of memory consists of.
 
-A mark is a CUDA event on the current stream, or the time of the host on a CPU. Nothing waits for
-the device during a step. Call `end_step` after each step, and read the times after the device is
-done with the steps.
+A mark is a CUDA event on the current stream, or the time of the host on a CPU. Marks do not wait
+for the device. Call `end_step` after each step, and read the times after the device is done with
+the steps.
 
 This module lacks `from __future__ import annotations`, because DDP compares the annotations of a
 hook with its classes.
@@ -41,8 +41,7 @@ Mark = torch.cuda.Event | int
 def make_marker(device: torch.device) -> Callable[[], Mark]:
     """Return a function that marks the current moment, for `elapsed_ms`.
 
-    On the current GPU this is the moment when the work that is queued on the current stream is
-    done.
+    On a GPU a mark is the moment when the queued work of the current stream is done.
     """
 
     def record_event() -> torch.cuda.Event:
@@ -59,32 +58,33 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
         return (end - start) / NS_PER_MS
     assert isinstance(start, torch.cuda.Event)
     assert isinstance(end, torch.cuda.Event)
-    between_ms: float = start.elapsed_time(end)
-    return between_ms
+    duration_ms: float = start.elapsed_time(end)
+    return duration_ms
 
 
 T = TypeVar("T")
 
 
 class _StepMarks(Generic[T]):
-    """Notes by step; `_steps` has the ended steps and the current step."""
+    """Marks of several steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._mark = make_marker(device)
+        # The marks of each ended step, and last of the current step.
         self._steps: list[list[T]] = [[]]
 
     def end_step(self) -> None:
-        """End the current step: later notes belong to the next step."""
+        """End the current step: later marks belong to the next step."""
         self._steps.append([])
 
     def _take_ended(self) -> list[list[T]]:
-        """Return the notes of each ended step, and forget these steps."""
-        steps, self._steps = self._steps[:-1], self._steps[-1:]
-        return steps
+        """Return the marks of each ended step, and forget these steps."""
+        ended, self._steps = self._steps[:-1], self._steps[-1:]
+        return ended
 
 
-# When a bucket of gradients was ready and when it was reduced, in ms since the first bucket was
-# ready.
+# When a bucket of gradients was ready, and when it was reduced, both in ms since the first bucket
+# of the step was ready.
 BucketTimes = tuple[float, float]
 
 
@@ -92,9 +92,9 @@ BucketTimes = tuple[float, float]
 class _Bucket:
     """A bucket of gradients in a step."""
 
-    # When its gradients were computed.
+    # When the gradients were computed.
     ready: Mark
-    # Its collective.
+    # The collective that reduces the bucket.
     work: dist.Work
     # When the collective was complete.
     reduced: Mark | None = None
@@ -116,32 +116,32 @@ class BucketMarks(_StepMarks[_Bucket]):
         ready = self._mark()
         work = dist.all_reduce(gradients, group=group, async_op=True)
         assert work is not None
-        marked = _Bucket(ready=ready, work=work)
-        self._steps[-1].append(marked)
+        bucket_marks = _Bucket(ready=ready, work=work)
+        self._steps[-1].append(bucket_marks)
 
-        def reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        def mark_reduced(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             # On a GPU this runs on a stream that waits for the collective.
-            marked.reduced = self._mark()
+            bucket_marks.reduced = self._mark()
             return future.value()[0]
 
-        future: torch.futures.Future[torch.Tensor] = work.get_future().then(reduced)
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(mark_reduced)
         return future
 
     def take(self) -> tuple[tuple[BucketTimes, ...], ...]:
-        """Return the bucket times of each ended step and forget these steps.
+        """Return the bucket times of each ended step, and forget these steps.
 
-        The buckets are in the order of their collectives; a step in which DDP reduced nothing has
-        none. Waits for the collectives.
+        This waits for the collectives. A step in which DDP reduced nothing has no buckets.
         """
         steps: list[tuple[BucketTimes, ...]] = []
         for buckets in self._take_ended():
             times: list[BucketTimes] = []
             for bucket in buckets:
-                # Wait: otherwise NCCL's process group keeps the gradients of the collective.
+                # Without a wait NCCL's process group would keep the gradients of the collective.
                 bucket.work.wait()
                 assert bucket.reduced is not None, "a step returned before its bucket was reduced"
-                origin = buckets[0].ready
-                times.append((elapsed_ms(origin, bucket.ready), elapsed_ms(origin, bucket.reduced)))
+                first_ready = buckets[0].ready
+                ready_ms = elapsed_ms(first_ready, bucket.ready)
+                times.append((ready_ms, elapsed_ms(first_ready, bucket.reduced)))
             steps.append(tuple(times))
         return tuple(steps)
 
@@ -152,33 +152,34 @@ def comm_ms(buckets: Sequence[BucketTimes]) -> float:
     Args:
         buckets: buckets of a step in the order in which they were ready.
     """
-    # All buckets so far were reduced at `counted_ms`; later moments are not counted yet.
-    counted_ms, total_ms = float("-inf"), 0.0
+    # The length of the union of intervals. `covered_ms` is the end of the union so far.
+    covered_ms, total_ms = float("-inf"), 0.0
     for ready_ms, reduced_ms in buckets:
-        total_ms += max(0.0, reduced_ms - max(ready_ms, counted_ms))
-        counted_ms = max(counted_ms, reduced_ms)
+        total_ms += max(0.0, reduced_ms - max(ready_ms, covered_ms))
+        covered_ms = max(covered_ms, reduced_ms)
     return total_ms
 
 
 def tail_ms(buckets: Sequence[BucketTimes]) -> float:
-    """Return the ms from the last gradient being ready to the end of the last collective.
+    """Return the ms from when the last gradient was ready to the end of the last collective.
 
-    In this time the rank has nothing to compute. Raises ValueError for no buckets.
+    Args:
+        buckets: at least one bucket.
     """
     return max(reduced for _, reduced in buckets) - max(ready for ready, _ in buckets)
 
 
 class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
-    """Notes when the outermost `Optimizer.step` begins and ends."""
+    """Marks when the outermost `Optimizer.step` begins and ends."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         # Begins of optimizer steps that have not ended, the outermost first.
-        self._started: list[Mark] = []
+        self._open_begins: list[Mark] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the steps of all optimizers inside the `with` block."""
+        """Mark the steps of all optimizers inside the `with` block."""
         handles = [
             register_optimizer_step_pre_hook(self.begin),
             register_optimizer_step_post_hook(self.end),
@@ -190,15 +191,17 @@ class OptimizerMarks(_StepMarks[tuple[Mark, Mark]]):
                 handle.remove()
 
     def begin(self, *_: object) -> None:
-        """Note that the step of an optimizer begins; `end` must follow."""
-        self._started.append(self._mark())
+        """Mark the begin of an optimizer's step; `end` must follow."""
+        self._open_begins.append(self._mark())
 
     def end(self, *_: object) -> None:
-        """Note the end of an optimizer's step, unless it is inside another step or has no begin."""
+        """Mark the end of an optimizer's step, unless it is inside another step or has no begin."""
+        if not self._open_begins:
+            return
+        begin = self._open_begins.pop()
         # Steps may be nested: ZeroRedundancyOptimizer contains another optimizer.
-        start = self._started.pop() if self._started else None
-        if start is not None and not self._started:
-            self._steps[-1].append((start, self._mark()))
+        if not self._open_begins:
+            self._steps[-1].append((begin, self._mark()))
 
     def take(self) -> list[float | None]:
         """Return the ms of the optimizers in each ended step; None for a step without optimizer."""
@@ -216,11 +219,11 @@ class _RegionSpan:
 
 
 class RegionMarks(_StepMarks[_RegionSpan]):
-    """Notes when each region begins and ends; call `end_step` outside of all regions."""
+    """Marks when each region begins and ends; call `end_step` outside all regions."""
 
     @contextmanager
     def region(self, name: str) -> Iterator[None]:
-        """Note the `with` block as a call of region `name`."""
+        """Mark begin and end of the `with` block as a call of region `name`."""
         span = _RegionSpan(name=name, start=self._mark())
         self._steps[-1].append(span)
         try:
@@ -242,39 +245,39 @@ class RegionMarks(_StepMarks[_RegionSpan]):
         for spans in self._take_ended()[-steps:]:
             calls_ms: dict[str, list[float]] = defaultdict(list)
             for span in spans:
-                assert span.end is not None, "a step returned inside of a region"
+                assert span.end is not None, "a step returned inside a region"
                 calls_ms[span.name].append(elapsed_ms(span.start, span.end))
             steps_calls_ms.append(calls_ms)
 
         regions: list[RegionTime] = []
         for name in dict.fromkeys(chain.from_iterable(steps_calls_ms)):
-            region_ms = [calls_ms.get(name, []) for calls_ms in steps_calls_ms]
-            ms = statistics.median(map(sum, region_ms))
+            region_calls_ms = [calls_ms.get(name, []) for calls_ms in steps_calls_ms]
+            ms = statistics.median(map(sum, region_calls_ms))
             share = ms / step_ms if step_ms else 0.0
-            most_calls = max(map(len, region_ms))
+            most_calls = max(map(len, region_calls_ms))
             regions.append(RegionTime(name=name, calls=most_calls, ms=ms, share=share))
         return tuple(regions)
 
 
 class ScriptMarks:
-    """Buckets and optimizers of a script's steps; lives in the script's own process."""
+    """Marks of buckets and optimizers in the process of a script."""
 
     def __init__(self, device: torch.device) -> None:
-        """Note the begin of optimizer steps from now on; the caller must note their end."""
+        """Mark the begin of optimizer steps from now on; the caller must mark their end."""
         self._buckets, self._optimizers = BucketMarks(device), OptimizerMarks(device)
         self._models: list[DistributedDataParallel] = []
         # Whether `_hook` averages gradients.
-        self._is_reduced = True
+        self._reduces_gradients = True
         register_optimizer_step_pre_hook(self._optimizers.begin)
         # The caller must call this when an optimizer step ends. A hook would run too late, because
         # a hook of `child.py` was registered before and holds the script.
         self.end_optimizer = self._optimizers.end
 
     def hook_gradients(self) -> NotMeasured | None:
-        """Find all DDP models; return why their gradients cannot be hooked, None if they can.
+        """Find all DDP models; return why `time_gradients` cannot hook them, None if it can.
 
-        Models that were made before a `gc.freeze` are not found. `time_gradients` registers the
-        hooks later: DDP accepts only one hook in its life, so first all ranks must be able to hook.
+        DDP accepts only one hook in its life, so call `time_gradients` only if all ranks can. This
+        does not find models that were made before a `gc.freeze`.
         """
         self._models = [m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)]
         if not self._models:
@@ -286,13 +289,13 @@ class ScriptMarks:
         return NotMeasured.COMPILED if count_compiled_frames() else None
 
     def time_gradients(self) -> None:
-        """Register a hook that averages gradients as DDP does and notes the times; once."""
+        """Register a hook that averages gradients as DDP does and marks the times; call it once."""
         for model in self._models:
             model.register_comm_hook(None, self._hook)
 
     def keep_gradients(self) -> None:
-        """Stop averaging gradients. Collective."""
-        self._is_reduced = False
+        """Stop averaging gradients over ranks. Collective."""
+        self._reduces_gradients = False
 
     def end_step(self) -> None:
         """End the current step."""
@@ -305,26 +308,26 @@ class ScriptMarks:
         * optimizer_ms: one value for each step, 0 without optimizer.
         * comm_ms, tail_ms: one value for each step that reduced gradients after `time_gradients`.
         """
-        # After no steps nothing has waited for the device, so events have no times yet.
+        # Without steps there was no wait for the device, so events have no times yet.
         if steps == 0:
             return {}
-        reduced = [buckets for buckets in self._buckets.take()[-steps:] if buckets]
+        steps_buckets = [buckets for buckets in self._buckets.take()[-steps:] if buckets]
         return {
             "optimizer_ms": [ms or 0.0 for ms in self._optimizers.take()[-steps:]],
-            "comm_ms": [comm_ms(buckets) for buckets in reduced],
-            "tail_ms": [tail_ms(buckets) for buckets in reduced],
+            "comm_ms": [comm_ms(buckets) for buckets in steps_buckets],
+            "tail_ms": [tail_ms(buckets) for buckets in steps_buckets],
         }
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Return the average of a bucket over ranks; after `keep_gradients` the bucket itself."""
-        return (self._buckets.hook if self._is_reduced else noop_hook)(None, bucket)
+        hook = self._buckets.hook if self._reduces_gradients else noop_hook
+        return hook(None, bucket)
 
 
 def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | None:
-    """Run two steps; return what the peak of memory consists of in the second step.
+    """Run two steps; return what the peak of memory consists of in the second step. Collective.
 
     All modules made since `gc.freeze` count, because a workload may hold its modules anywhere.
-    Collective if the steps communicate.
 
     Args:
         device: CUDA device with index; its peak counters are reset.
@@ -332,22 +335,25 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     Returns:
         None if the device has no weights.
     """
-    # Find the optimizers in a first step, and all tensors that stay between steps.
+    # Find the optimizers in a first step.
     optimizers: dict[torch.optim.Optimizer, None] = {}
-    hook = register_optimizer_step_pre_hook(lambda stepping, *_: optimizers.setdefault(stepping))
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: optimizers.setdefault(optimizer))
     try:
         step()
     finally:
         hook.remove()
+
+    # Find all weights and buffers.
     gc.collect()
     # Not isinstance, because a proxy may run its own code when it is asked for its class.
     modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    of_optimizers = [parameter for group in groups for parameter in group["params"]]
-    of_modules = [parameter for module in modules for parameter in module.parameters()]
-    parameters = dict.fromkeys(of_optimizers + of_modules)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    parameters += [parameter for module in modules for parameter in module.parameters()]
     buffers = [buffer for module in modules for buffer in module.buffers()]
-    weights = [tensor for tensor in (*parameters, *buffers) if tensor.device == device]
+    # Each parameter once.
+    tensors = [*dict.fromkeys(parameters), *buffers]
+    weights = [tensor for tensor in tensors if tensor.device == device]
     if not weights:
         step()  # all ranks must run the same number of steps
         return None
@@ -357,14 +363,14 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     begin_bytes, gradients = torch.cuda.memory_allocated(device), _GradientsAtPeak(weights, device)
     gradients_before = gradients.now_bytes
     with ExitStack() as hooks:
-        # Look at each complete gradient, and before each step of an optimizer.
-        hook = register_optimizer_step_pre_hook(lambda *_: gradients.look())
+        # Update when a gradient is complete, and before each step of an optimizer.
+        hook = register_optimizer_step_pre_hook(lambda *_: gradients.update())
         hooks.callback(hook.remove)
         for weight in gradients.trained:
-            hook = weight.register_post_accumulate_grad_hook(lambda _: gradients.look())  # type: ignore[no-untyped-call]
+            hook = weight.register_post_accumulate_grad_hook(lambda _: gradients.update())  # type: ignore[no-untyped-call]
             hooks.callback(hook.remove)
         step()
-    gradients.look()
+    gradients.update()
 
     weights_bytes = _storage_bytes(weights, device)
     state_tensors = []
@@ -385,26 +391,26 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
 class _GradientsAtPeak:
     """Finds the bytes of gradients at the moment when the memory of a step is largest.
 
-    torch tells only the height of the peak. If the peak has risen since the last look, it was
-    reached with the gradients of the last look.
+    torch tells only the height of the peak. If the peak has risen since the last update, the step
+    reached it with the gradients of the last update.
     """
 
     def __init__(self, weights: Iterable[Tensor], device: torch.device):
         self._device = device
         self.trained = [tensor for tensor in weights if tensor.requires_grad]
-        # The peak of allocated memory at the last look.
-        self._largest_bytes = 0
-        # Gradients at the last look, and at the peak.
-        self.now_bytes = self.peak_bytes = self._count()
+        # The peak of allocated memory at the last update.
+        self._memory_peak_bytes = 0
+        # Bytes of gradients at the last update, and at the peak.
+        self.now_bytes = self.peak_bytes = self._gradient_bytes()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update `now_bytes`; on a new peak, first set `peak_bytes` to the old `now_bytes`."""
-        largest_bytes = torch.cuda.max_memory_allocated(self._device)
-        if largest_bytes > self._largest_bytes:
-            self._largest_bytes, self.peak_bytes = largest_bytes, self.now_bytes
-        self.now_bytes = self._count()
+        memory_peak_bytes = torch.cuda.max_memory_allocated(self._device)
+        if memory_peak_bytes > self._memory_peak_bytes:
+            self._memory_peak_bytes, self.peak_bytes = memory_peak_bytes, self.now_bytes
+        self.now_bytes = self._gradient_bytes()
 
-    def _count(self) -> int:
+    def _gradient_bytes(self) -> int:
         gradients = (tensor.grad for tensor in self.trained if tensor.grad is not None)
         return _storage_bytes(gradients, self._device)
 

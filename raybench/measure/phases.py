@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -72,34 +72,41 @@ from raybench.workloads.uneven import Idle
 T = TypeVar("T")
 # Limits of one block of steps that heat the device.
 _HEATING_BLOCK_NS, _MOST_HEATING_STEPS = NS_PER_S, 1000
-# Blocks of iterations: this rank's samples, and the durations in ns by rank.
-_Blocks = list[tuple[Samples, list[list[int]]]]
-# Runs a step, and describes what NCCL ran for its collectives.
+# Runs a step, and describes which algorithms NCCL chose for its collectives.
 NcclChoices = Callable[[Step], tuple[str, ...]]
+
+
+class _Block(NamedTuple):
+    """A block of iterations."""
+
+    # Samples of this rank.
+    samples: Samples
+    # Durations in ns of each rank, in rank order.
+    ranks_ns: list[list[int]]
 
 
 @dataclass(slots=True, kw_only=True)
 class _PointRun:
-    """What the repeats of a point share: instruments and results so far."""
+    """Instruments of a point, and the results of its repeats so far."""
 
     context: Context
-    # Decides how long to measure.
     policy: StoppingPolicy
     timer: Timer | ScriptTimer
     counters: Counters
     memory: MemoryUse
     nccl_choices: NcclChoices
-    # This rank has no share of the step.
+    # Whether this rank has no share of the step.
     is_idle: bool = False
     repetitions: list[Repetition] = field(default_factory=list)
-    # Energy of each timed phase.
+    # Energy of each repeat's timed samples; None: unknown.
     energies_j: list[float | None] = field(default_factory=list)
-    # (allocated, reserved) memory of each repeat.
+    # Peaks of allocated and reserved memory in each repeat.
     peaks_bytes: list[tuple[int | None, int | None]] = field(default_factory=list)
     throttle_reasons: dict[str, None] = field(default_factory=dict)
+    # Begin and end of each timed block by `time.monotonic_ns`.
     timed_at_ns: list[SpanNs] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
-    # Further fields of the Measurement.
+    # Other fields of the Measurement, by name.
     fields: dict[str, Any] = field(default_factory=dict)
 
     def agree(self, decide: Callable[[], int]) -> int:
@@ -118,13 +125,13 @@ class _PointRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStart:
-    """Where a point begins."""
+    """What the worker knows when a point begins."""
 
     # Begin of the set-up, by `time.perf_counter`.
     began_s: float
-    # The device's counters when the previous work ended; None: now.
+    # The device's counters when the previous work ended; None: read them now.
     rested: DeviceReading | None = None
-    # Surrounds each block of steps.
+    # Makes a context that surrounds each block of steps.
     in_block: InBlock = nullcontext
 
 
@@ -142,14 +149,14 @@ def measure(
     Args:
         build: makes a new workload for each repeat; `measure` closes it.
         context: what the workload is built with.
-        settings: how to measure.
-        start: where the set-up began; default: now.
+        settings: section `measure` of the job.
+        start: default: the point begins now.
         profile: run the last workload under the profiler, too.
-        nccl_choices: runs a step and returns what NCCL ran in it.
+        nccl_choices: runs a step and describes the algorithms that NCCL chose.
 
     Returns:
-        The measurement of this rank. If the gradient check, the breakdown or the profile fails on a
-        single rank, it has a doubt; with several ranks the error is raised.
+        The measurement of this rank. If the gradient check, the breakdown or the profile fails with
+        one rank, the measurement has a doubt; with several ranks the error is raised.
     """
     start = start or PointStart(began_s=time.perf_counter())
     run = _PointRun(
@@ -162,8 +169,8 @@ def measure(
     )
     setup_s = 0.0
     for repeat in range(settings.repeats):
-        # The previous workload must be gone, cycles included: it would count in the peak memory of
-        # this workload, and may leave no room for it.
+        # Free the previous workload, cycles included, because it would count in the peak memory of
+        # this workload.
         gc.collect()
         context.replicas.forget()
         rested = run.counters.read() if repeat or start.rested is None else start.rested
@@ -172,10 +179,10 @@ def measure(
             setup_s = setup_s or time.perf_counter() - start.began_s
             _time_repeat(workload, run)
             if repeat == settings.repeats - 1:
-                # Check first: after the breakdown gradients are not reduced any more.
-                _compare_gradients(workload, run)
+                # Check gradients first, because the breakdown stops their reduction.
+                _check_gradients(workload, run)
                 with no_garbage_collection():
-                    _explain(workload, run, profile)
+                    _add_breakdown_and_profile(workload, run, profile)
         del workload
     energies_j = [energy for energy in run.energies_j if energy is not None]
     allocated_bytes, reserved_bytes = map(_largest, zip(*run.peaks_bytes, strict=True))
@@ -201,11 +208,11 @@ def _largest(values: Sequence[int | None]) -> int | None:
 
 
 def _time_repeat(workload: Workload, run: _PointRun) -> None:
-    """Time one build and note its samples, memory and declarations. Collective."""
+    """Time one build, and add its samples, memory and metrics to the run. Collective."""
     context = run.context
     run.fields |= declared_of_step(workload)
     if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
-        # All ranks finish these items together; this is one rank's part.
+        # All ranks finish these items together, so give each rank an equal part.
         run.fields["items_per_step"] /= context.world_size
     if isinstance(workload, RunningScript):
         # The script's own process runs and times the steps.
@@ -213,11 +220,11 @@ def _time_repeat(workload: Workload, run: _PointRun) -> None:
         run.timer = run.memory = ScriptTimer(workload, context.device, run.timer.in_block)
     try:
         run.repetitions.append(_warm_up_and_time(workload, run))
-    except StepsEndedError as ended:
-        kept = _kept_of(ended, run.policy)
-        run.repetitions.append(kept)
+    except StepsEndedError as error:
+        repetition = _repetition_of_ended_script(error, run.policy)
+        run.repetitions.append(repetition)
         run.energies_j.append(None)
-        timed, warmup = len(kept.timed.step_ns), len(kept.warmup.step_ns)
+        timed, warmup = len(repetition.timed.step_ns), len(repetition.warmup.step_ns)
         run.doubts.append(Doubt(kind=DoubtKind.SCRIPT_ENDED, value=timed, limit=warmup))
     run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
     run.fields["workload_metrics"] = own_metrics(workload)
@@ -231,14 +238,14 @@ def _closing(workload: Workload) -> Iterator[Workload]:
     except BaseException as error:
         try:
             workload.close()
-        except Exception as second:
-            add_note(error, f"close() then raised {brief(second)}")
+        except Exception as close_error:
+            add_note(error, f"close() then raised {brief(close_error)}")
         raise
     workload.close()
 
 
 def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
-    """Return the samples of one build, warm-up and timed. Collective."""
+    """Return the warm-up samples and timed samples of one build. Collective."""
     context, policy = run.context, run.policy
     run.is_idle = isinstance(workload, Idle)
     with no_garbage_collection():
@@ -252,50 +259,53 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         if isinstance(run.timer, ScriptTimer):
             inner = 1  # a script runs its own loop
         elif context.cuda_graph:
-            # Time replays of one captured step: replays may be far shorter than eager steps.
+            # Time replays of one captured step, because they may be far shorter than eager steps.
             with capture_graph(workload, 1, context) as step:
-                trial = run.time_block(step, TRIAL_REPLAYS)
-                trial_ns = _point_ns([(trial, gather_durations(trial.step_ns, context.device))])
-            inner = run.agree(lambda: policy.inner_iterations(trial_ns, graph=True))
+                replays = run.time_block(step, TRIAL_REPLAYS)
+                ranks_ns = gather_durations(replays.step_ns, context.device)
+            replay_ns = _point_ns([_Block(replays, ranks_ns)])
+            inner = run.agree(lambda: policy.inner_iterations(replay_ns, graph=True))
         else:
             inner = run.agree(lambda: policy.inner_iterations(warmup_ns, graph=False))
 
         loop = nullcontext(loop_step(workload.step, inner))
         with capture_graph(workload, inner, context) if context.cuda_graph else loop as step:
-            drifted, timed, progress = _time(step, inner, warmup_ns, run)
+            drifted, timed, progress = _time_samples(step, inner, warmup_ns, run)
             with run.memory.paused():
                 workload.check()
     return Repetition(
-        warmup=join_blocks([block for block, _ in (*warmup, *drifted)]),
-        timed=join_blocks([block for block, _ in timed]),
+        warmup=join_blocks([block.samples for block in (*warmup, *drifted)]),
+        timed=join_blocks([block.samples for block in timed]),
         inner_iterations=inner,
         compiling_steps=compiling_steps,
         settled=policy.has_settled(progress),
     )
 
 
-def _kept_of(ended: StepsEndedError, policy: StoppingPolicy) -> Repetition:
-    """Return the steps that a script ran before it ended, and whether their time was settled."""
-    kept = ended.repetition
-    progress = TimingProgress(warmup_ns=kept.warmup.step_ns, sample_ns=kept.timed.step_ns)
-    return replace(kept, settled=policy.has_settled(progress))
+def _repetition_of_ended_script(error: StepsEndedError, policy: StoppingPolicy) -> Repetition:
+    """Return the steps that a script ran before it ended, and whether their time had settled."""
+    repetition = error.repetition
+    progress = TimingProgress(
+        warmup_ns=repetition.warmup.step_ns, sample_ns=repetition.timed.step_ns
+    )
+    return replace(repetition, settled=policy.has_settled(progress))
 
 
-def _warm_up(workload: Workload, run: _PointRun) -> tuple[_Blocks, int]:
+def _warm_up(workload: Workload, run: _PointRun) -> tuple[list[_Block], int]:
     """Return the warm-up blocks, and the number of steps until the last compilation. Collective."""
     context, is_limited, compiling_steps = run.context, False, 0
-    blocks: _Blocks = []
+    blocks: list[_Block] = []
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
 
     def next_iterations() -> int:
         return run.policy.next_warmup(_point_ns(blocks), at_least=at_least, is_limited=is_limited)
 
     while iterations := run.agree(next_iterations):
-        before, compiled_before = run.counters.read(), count_compiled_frames()
-        block = run.time_block(workload.step, iterations)
-        blocks.append((block, gather_durations(block.step_ns, context.device)))
-        if count_compiled_frames() > compiled_before:
-            compiling_steps = sum(len(block.step_ns) for block, _ in blocks)
+        before, frames_before = run.counters.read(), count_compiled_frames()
+        samples = run.time_block(workload.step, iterations)
+        blocks.append(_Block(samples, gather_durations(samples.step_ns, context.device)))
+        if count_compiled_frames() > frames_before:
+            compiling_steps = sum(len(block.samples.step_ns) for block in blocks)
         is_limited = any_rank(is_held_back(before, run.counters.read()), context.device)
         # Heat the device once, after the first step of the first repeat.
         if len(blocks) == 1 and not run.repetitions and run.policy.settings.heat_s:
@@ -310,32 +320,34 @@ def _heat(step: Step, run: _PointRun) -> None:
 
     def next_steps() -> int:
         remaining_ns = NS_PER_S * (run.policy.settings.heat_s + began_s - time.monotonic())
-        # Before the first block no duration is known, so run one step.
-        typical_ns = max(1.0, statistics.median(step_ns or [remaining_ns]))
-        # Limit the block: ranks meet only between blocks, and each step needs a CUDA event.
+        if remaining_ns <= 0:
+            return 0
+        if not step_ns:
+            return 1  # the first block shows how long a step takes
+        # Limit the block, because ranks meet only between blocks, and each step needs a CUDA event.
         block_ns = min(remaining_ns, _HEATING_BLOCK_NS)
-        return min(_MOST_HEATING_STEPS, math.ceil(max(0.0, block_ns) / typical_ns))
+        typical_ns = max(1.0, statistics.median(step_ns))
+        return min(_MOST_HEATING_STEPS, math.ceil(block_ns / typical_ns))
 
     while count := run.agree(next_steps):
         step_ns = max_over_ranks(run.time_block(step, count).step_ns, run.context.device)
     run.fields["heated_s"] = time.monotonic() - began_s
 
 
-def _time(
+def _time_samples(
     step: Step, inner: int, warmup_ns: Sequence[float], run: _PointRun
-) -> tuple[_Blocks, _Blocks, TimingProgress]:
+) -> tuple[list[_Block], list[_Block], TimingProgress]:
     """Return drifted blocks, timed blocks and the last progress. Collective.
 
     A call of `step` runs `inner` steps, whose mean is a sample. If the timed samples drift, they
-    were warm-up, and timing begins again. Samples are marked `throttled` if the clocks were limited
-    in their block.
+    become warm-up, and timing begins again.
     """
     policy, device = run.policy, run.context.device
-    drifted: _Blocks = []
-    timed: _Blocks = []
+    drifted: list[_Block] = []
+    timed: list[_Block] = []
     retries, device_allocs = run.memory.retries, run.memory.device_allocs
-    # For each timed block: the device's counters before and after it, its untimed samples, and its
-    # begin and end by `time.monotonic_ns`.
+    # For each timed block: the device's counters before and after, the number of untimed samples,
+    # and begin and end by `time.monotonic_ns`.
     readings: list[ReadingSpan] = []
     lead_ins: list[int] = []
     spans_ns: list[SpanNs] = []
@@ -351,7 +363,6 @@ def _time(
 
     while count := run.agree(lambda: policy.next_timed(progress())):
         if count == RESTART:
-            # The timed samples become warm-up, so forget their readings and times.
             drifted += timed
             timed.clear()
             readings.clear()
@@ -372,26 +383,25 @@ def _time(
         samples, after = per_step(block, inner), run.counters.read()
         readings.append((before, after))
         lead_ins.append(lead_in)
+        # Mark the samples if the device can tell whether its clocks were limited.
         if before and after and after.limited_s:
             is_throttled = bool(throttle_reasons(before, after))
             samples = replace(samples, throttled=(is_throttled,) * count)
-        timed.append((samples, gather_durations(samples.step_ns, device)))
+        timed.append(_Block(samples, gather_durations(samples.step_ns, device)))
 
     run.timed_at_ns.extend(spans_ns)
-    used_j = _energy_of_samples(readings, sum(lead_ins), progress(), is_idle=run.is_idle)
-    run.energies_j.append(used_j)
+    energy = _energy_of_samples(readings, sum(lead_ins), progress(), is_idle=run.is_idle)
+    run.energies_j.append(energy)
     for before, after in readings:
         run.throttle_reasons.update(dict.fromkeys(throttle_reasons(before, after)))
     return drifted, timed, progress()
 
 
-def _rest(samples: int, expected_ns: Sequence[float], at_most_s: float) -> None:
-    """Sleep while the other ranks run their samples, so that this rank's device stays idle.
-
-    Otherwise NCCL would spin on the device in the next collective.
-    """
+def _rest(samples: int, expected_ns: Sequence[float], longest_s: float) -> None:
+    """Sleep while other ranks run samples."""
+    # NCCL would spin on this device in the next collective, and use energy.
     if expected_ns:
-        time.sleep(min(at_most_s, samples * statistics.median(expected_ns) / NS_PER_S))
+        time.sleep(min(longest_s, samples * statistics.median(expected_ns) / NS_PER_S))
 
 
 def _energy_of_samples(
@@ -402,41 +412,42 @@ def _energy_of_samples(
     is_idle: bool,
 ) -> float | None:
     """Return the joules of the timed samples, without lead-in samples and pauses."""
-    used_j = energy_j(readings)
-    if used_j is None:
+    total_j = energy_j(readings)
+    if total_j is None:
         return None
     if is_idle:
-        # This rank's samples take no time, so take its share by the time of the point's samples.
-        return used_j * progress.timed_s / seconds_between(readings)
-    return used_j * len(progress.sample_ns) / (len(progress.sample_ns) + lead_in_samples)
+        # This rank's samples take no time, so divide by the time of the point's samples.
+        return total_j * progress.timed_s / seconds_between(readings)
+    timed_samples = len(progress.sample_ns)
+    return total_j * timed_samples / (timed_samples + lead_in_samples)
 
 
-def _point_ns(blocks: _Blocks) -> Sequence[float]:
+def _point_ns(blocks: Sequence[_Block]) -> Sequence[float]:
     """Return one step time in ns per iteration, from the times of all ranks."""
-    ranks_ns = [durations_ns for _, durations_ns in blocks]
-    return step_series(list(np.concatenate(ranks_ns, axis=1))).tolist() if blocks else ()
+    if not blocks:
+        return ()
+    ranks_ns = np.concatenate([block.ranks_ns for block in blocks], axis=1)
+    return step_series(list(ranks_ns)).tolist()
 
 
-def _compare_gradients(workload: Workload, run: _PointRun) -> None:
+def _check_gradients(workload: Workload, run: _PointRun) -> None:
     """Compare a step's gradients with a single process, if the job asks for it. Collective."""
     if not run.policy.settings.check_gradients:
         return
-    compare = workload.gradient_error
-    if compare is None:
+    if workload.gradient_error is None:
         name = type(workload).__name__
         run.doubts.append(Doubt(kind=DoubtKind.NOT_COMPARED_GRADIENTS, subject=name))
         return
     avoided_by = "measure.check_gradients: false"
-    error = run.fields["gradient_error"] = _attempt("gradient_error", compare, run, avoided_by)
-    if (doubt := gradient_doubt(error, run.context.precision)) is not None:
+    error = _try_check("gradient_error", workload.gradient_error, run, avoided_by)
+    run.fields["gradient_error"] = error
+    doubt = gradient_doubt(error, run.context.precision)
+    if doubt is not None:
         run.doubts.append(doubt)
 
 
-def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
-    """Add breakdown and profile to the run. Collective.
-
-    The workload cannot be measured afterwards.
-    """
+def _add_breakdown_and_profile(workload: Workload, run: _PointRun, profile: bool) -> None:
+    """Add breakdown and profile to the run; the workload cannot be timed afterwards. Collective."""
     # All ranks must run the same number of steps, so decide by the slowest rank.
     context, last = run.context, run.repetitions[-1]
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
@@ -444,10 +455,10 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
     most_local_steps = run.agree(lambda: run.policy.most_local_steps(slowest_ns))
     extent = Extent(steps=steps, most_local_steps=most_local_steps, inner=last.inner_iterations)
 
-    def take_apart() -> Breakdown:
+    def make_breakdown() -> Breakdown:
         if isinstance(run.timer, ScriptTimer):
             return break_down_script(run.timer, context, extent)
-        # Before the breakdown, because its hooks change how gradients are reduced.
+        # Run these steps first, because `break_down` changes how gradients are reduced.
         if context.world_size > 1:
             run.fields["nccl_choices"] = run.nccl_choices(workload.step)
         run.fields["attention_kernels"] = profiling.attention_kernels(workload.step)
@@ -455,26 +466,23 @@ def _explain(workload: Workload, run: _PointRun, profile: bool) -> None:
 
     breakdown: Breakdown | None = None
     if run.policy.settings.breakdown:
-        breakdown = _attempt("breakdown", take_apart, run, "measure.breakdown: false")
+        breakdown = _try_check("breakdown", make_breakdown, run, "measure.breakdown: false")
         run.doubts.extend(breakdown.doubts if breakdown else ())
     if profile and isinstance(workload, RunningScript):
         run.doubts.append(Doubt(kind=DoubtKind.NOT_PROFILED))
     elif profile:
-        run.fields["profile"] = _attempt(
+        run.fields["profile"] = _try_check(
             "profile", lambda: profiling.profile(workload, context, steps), run, "no --profile"
         )
     run.fields["breakdown"] = breakdown
 
 
-def _attempt(name: str, explain: Callable[[], T], run: _PointRun, avoided_by: str) -> T | None:
-    """Return the result of `explain`; if it fails on a single rank, return None and add a doubt.
-
-    With several ranks the error is raised, because other ranks may wait in a collective. Its note
-    says that the setting `avoided_by` leaves this part out.
-    """
+def _try_check(name: str, check: Callable[[], T], run: _PointRun, avoided_by: str) -> T | None:
+    """Return the result of a check after the timed steps; if the check fails, add a doubt."""
     try:
-        return explain()
+        return check()
     except Exception as error:
+        # With several ranks the point fails, because other ranks may wait in a collective.
         if run.context.world_size > 1:
             add_note(error, f"in the {name}, after the timed steps; {avoided_by} leaves it out")
             raise

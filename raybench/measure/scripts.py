@@ -1,4 +1,4 @@
-"""The steps of a script: its process times them and marks their parts."""
+"""The steps of a script, which the script's process times and marks."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class StepsEndedError(Exception):
     """The script ended on a rank before all steps were timed; raised on all ranks."""
 
     def __init__(self, repetition: Repetition) -> None:
-        """Keep the steps that all ranks ran in all blocks; at most half of them are warm-up."""
         super().__init__("the script ended before all steps were timed")
+        # The steps that all ranks ran; at most half of them are warm-up.
         self.repetition = repetition
 
 
 class ScriptTimer(MemoryUse):
-    """Makes the process of the script time its steps; it replaces both Timer and MemoryUse.
+    """Lets the script's process measure times and memory; replaces both Timer and MemoryUse.
 
-    Peaks of memory are measured in the script's process. `paused` and `counting` do nothing.
+    `paused` and `counting` do nothing.
     """
 
     def __init__(
@@ -51,26 +51,25 @@ class ScriptTimer(MemoryUse):
         """Make a timer.
 
         Args:
-            script: the running script.
             device: device on which ranks exchange counts.
-            in_block: surrounds each block of steps.
+            in_block: makes a context that surrounds each block of steps.
         """
         super().__init__(torch.device("cpu"))
         self.in_block = in_block
-        self.script, self._agree_on = script, device
+        self.script, self._device_of_ranks = script, device
         self._blocks: list[Samples] = []
         self._warmup_iterations = 0
 
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
     ) -> Samples:
-        """Make the script run and time iterations. Collective.
+        """Let the script run and time iterations. Collective.
 
         Args:
             step: not used.
             iterations: number of timed iterations, above 0.
             parts: not used.
-            lead_in: number of untimed iterations before them.
+            lead_in: number of untimed iterations before the timed iterations.
 
         Raises:
             StepsEndedError: the script of a rank has ended too early.
@@ -87,19 +86,22 @@ class ScriptTimer(MemoryUse):
             self.allocated_bytes = max(allocated_bytes, self.allocated_bytes or 0)
             self.reserved_bytes = max(reserved_bytes, self.reserved_bytes or 0)
         # The minimum over ranks.
-        done = -max_over_ranks([-len(samples.step_ns)], self._agree_on)[0]
-        self._blocks.append(_cut(samples, 0, done))
-        if done == iterations:
+        fewest = -max_over_ranks([-len(samples.step_ns)], self._device_of_ranks)[0]
+        self._blocks.append(_slice(samples, 0, fewest))
+        if fewest == iterations:
             return samples
-        samples = join_blocks(self._blocks)
-        if not (count := len(samples.step_ns)):
+        all_samples = join_blocks(self._blocks)
+        count = len(all_samples.step_ns)
+        if count == 0:
             message = "the script ended after its first step: it has no iteration that was timed"
             raise ScriptFailedError(
                 Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
             )
         warmup = min(self._warmup_iterations or count, count // 2)
         raise StepsEndedError(
-            Repetition(warmup=_cut(samples, 0, warmup), timed=_cut(samples, warmup, count))
+            Repetition(
+                warmup=_slice(all_samples, 0, warmup), timed=_slice(all_samples, warmup, count)
+            )
         )
 
     def restart(self) -> None:
@@ -112,7 +114,7 @@ class ScriptTimer(MemoryUse):
         self.allocated_bytes = None
 
 
-def _cut(samples: Samples, start: int, end: int) -> Samples:
+def _slice(samples: Samples, start: int, end: int) -> Samples:
     return replace(
         samples,
         start_ns=samples.start_ns[start:end],
@@ -123,19 +125,18 @@ def _cut(samples: Samples, start: int, end: int) -> Samples:
 
 
 def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> Breakdown:
-    """Time the parts of a script's steps. Collective, once.
+    """Time the parts of a script's steps. Collective; call this once, after the timed steps.
 
     If a part cannot be timed on some rank, the breakdown contains only the reason. It never has
     memory, traffic, regions, device_ms and wall. DDP reduces no gradients afterwards.
 
     Args:
-        timer: timer of the script, after the timed steps.
         extent: only `steps` is used.
 
     Raises:
         ScriptFailedError: this rank's script has failed.
-        ScriptAbortedError: another rank's script has failed. A wait for the other ranks may also
-            raise RuntimeError (gloo), or any error or none (NCCL).
+        ScriptAbortedError: another rank's script has failed. torch may notice this first, and raise
+            another error.
     """
     script = timer.script
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
@@ -145,13 +146,14 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
         return tuple(ns / NS_PER_MS for ns in samples.step_ns), script.parts
 
     # All ranks must be able to time the parts.
-    reason: NotMeasured | None = None
+    local_reason: NotMeasured | None = None
     error = ""
     try:
-        reason, error = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
+        local_reason, error = script.mark_parts(ScriptMarks.__module__, has_peers=has_peers)
     except ScriptEndedError:
-        reason = NotMeasured.SCRIPT_ENDED
-    if reasons := list(filter(None, gather_objects(reason))):
+        local_reason = NotMeasured.SCRIPT_ENDED
+    reasons = [reason for reason in gather_objects(local_reason) if reason]
+    if reasons:
         failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"breakdown: {error}")
         return replace(all_not_measured(reasons[0]), doubts=(failed,) if error else ())
 

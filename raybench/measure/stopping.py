@@ -1,7 +1,7 @@
 """How many iterations to run next: the decisions of rank 0 between blocks. Pure.
 
 Durations come from `raybench.stats.summary.step_series`. docs/explanation/numbers.md has the
-reasons, and what simulations say about the rules.
+reasons for the rules, and simulations of them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ UNSTEADY_CHANGE, UNSTEADY_ERRORS = 0.01, 3.0
 class TimingProgress:
     """The step times of a repeat so far, in ns."""
 
-    # Eager steps, the cold step first.
+    # Eager steps; the first step is cold.
     warmup_ns: Sequence[float]
-    # Samples that turned out to be warm-up.
+    # Samples that were timed, but drifted and so became warm-up.
     drifted_ns: Sequence[float] = ()
     # Timed samples, each the mean of `inner` steps.
     sample_ns: Sequence[float] = ()
@@ -52,20 +52,16 @@ class TimingProgress:
 
     @property
     def expected_ns(self) -> Sequence[float]:
-        """Durations of whole samples so far, in ns: what the next sample may take.
-
-        The first non-empty series counts: timed samples, drifted samples, warm-up steps after the
-        cold one.
-        """
+        """Durations of the latest samples in ns, from which to predict the next samples."""
         latest_ns = self.sample_ns or self.drifted_ns or self.warmup_ns[1:]
         return [self.inner * ns for ns in latest_ns]
 
     def level_change(self) -> LevelChange | None:
-        """Return the change of level late in warm-up and samples; None for fewer than 25 values.
+        """Return how the last third of the step times differs from the third before it.
 
-        The cold step is left out; all warm-up steps are left out if samples are loops or CUDA
-        graphs.
+        The result is None for fewer than 25 step times. The cold step does not count.
         """
+        # Eager single steps are not comparable with loops or CUDA graphs.
         warmup_ns = self.warmup_ns[1:] if self.inner == 1 and not self.is_graph else ()
         return level_change([*warmup_ns, *self.drifted_ns, *self.sample_ns])
 
@@ -79,32 +75,33 @@ def load_decisions() -> None:
 class StoppingPolicy:
     """Decides how long a point warms up, is timed and is instrumented."""
 
-    # What the job asks for. The following constants are the same for all jobs.
+    # Section `measure` of the job. The other fields are the same for all jobs.
     settings: Measure
 
     # Warm-up grows by half between checks: many checks would find a steady moment by chance.
     warmup_growth: float = 1.5
-    # Steps shorter than 1 ms continue their warm-up in the loops in which they are timed.
+    # Most warm-up steps to fill a duration; shorter steps continue their warm-up in loops.
     max_single_steps: int = 1000
     # Clocks that were not limited for this long count as unlimited.
     unlimited_s: float = 0.3
 
     # A wanted time or count is complete at this share, so that no block of a single step follows.
     enough_share: float = 0.97
-    # Bounds the memory of a repeat: 17 minutes of loops of 1 ms.
+    # Limits the memory of a repeat: 17 minutes of loops of 1 ms.
     most_samples: int = 1_000_000
     # Ranks meet between blocks, where a hang is noticed.
     max_block_s: float = 5.0
 
-    # Duration of a sample, and the most steps in it. A graph holds the kernels of all its steps.
+    # Shortest sample. Shorter steps are timed in loops of at most so many steps.
     min_loop_ns: int = 1_000_000
     max_loop: int = 1000
+    # A graph holds the kernels of all its steps, so its loops are shorter.
     max_graph_loop: int = 100
-    # After two steps the host is ahead of the device again. In slow steps this does not matter.
+    # After two steps the host is ahead of the device again. Steps above `slow_ns` need no lead-in.
     lead_in_samples: int = 2
     slow_ns: int = 250_000_000
 
-    # Share of the budget for instrumented steps, and about how many variants of steps there are.
+    # Share of the budget for instrumented steps, which are of about so many variants.
     breakdown_share: float = 0.1
     breakdown_variants: int = 4
     min_breakdown_steps: int = 3
@@ -117,8 +114,7 @@ class StoppingPolicy:
     ) -> int:
         """Return the number of iterations of the next warm-up block; 0 ends the warm-up.
 
-        A block takes at most 5 s or has one iteration. If the job fixes the number of
-        iterations, that many run.
+        A block takes at most 5 s or has one iteration. A number that the job fixes is kept.
 
         Args:
             step_ns: durations of the iterations so far. The first, cold iteration is ignored.
@@ -128,25 +124,26 @@ class StoppingPolicy:
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
             return 1
-        # All iterations that are wanted now, first `warmup.min`. The cold one alone says nothing.
+        warm_ns = step_ns[1:]
+        # First run `warmup.min` iterations, and one beside the cold iteration.
         wanted = max(span.min, min(2, span.max))
         if done >= span.min and not span.is_fixed:
-            # Then as many as fill `least_warmup_s`, up to 1000.
-            fitting = _count_in(settings.least_warmup_s, step_ns[1:])
-            least_iterations = 1 + min(self.max_single_steps, fitting)
-            if done < self.enough_share * least_iterations:
-                wanted = least_iterations
-            elif _drifts(level_change(step_ns[1:])):
-                # Then half as many again until the step time is steady, up to `warmup.max`.
+            # Then fill `least_warmup_s`, with up to 1000 iterations.
+            fitting = _iterations_in(settings.least_warmup_s, warm_ns)
+            filling = 1 + min(self.max_single_steps, fitting)
+            if done < self.enough_share * filling:
+                wanted = filling
+            elif _drifts(level_change(warm_ns)):
+                # Then grow by half until the step time is steady, up to `warmup.max`.
                 grown = max(done + 1, round(done * self.warmup_growth))
-                wanted = min(max(span.max, least_iterations), grown)
-        left_s = settings.most_warmup_s - sum(step_ns[1:]) / NS_PER_S
-        needed = max(0, at_least - done)
-        missing = max(needed, wanted - done)
+                wanted = min(max(span.max, filling), grown)
+        left_s = settings.most_warmup_s - sum(warm_ns) / NS_PER_S
+        required = max(0, at_least - done)
+        missing = max(required, wanted - done)
         # Limited clocks make steps slower, so run for a moment until they are unlimited.
         if is_limited and missing <= 0 and not span.is_fixed:
-            missing = max(1, _count_in(self.unlimited_s, step_ns[1:]))
-        return self._limit(missing, step_ns[1:], left_s, at_least=needed)
+            missing = max(1, _iterations_in(self.unlimited_s, warm_ns))
+        return self._limit(missing, warm_ns, left_s, at_least=required)
 
     def next_timed(self, progress: TimingProgress) -> int:
         """Return the number of samples of the next timed block; 0 ends the phase.
@@ -157,9 +154,9 @@ class StoppingPolicy:
         """
         settings, done = self.settings, len(progress.sample_ns)
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s
-        # Samples that complete the warm-up come first; they are moved to `drifted_ns`.
+        # The first samples complete the warm-up, and then move to `drifted_ns`.
         warmup_samples = self._missing_warmup(progress)
-        wanted = warmup_samples or self._samples_wanted(progress)
+        wanted = warmup_samples or self._wanted_samples(progress)
         is_complete = done >= self.enough_share * wanted
         if done and is_complete and (warmup_samples or self._is_drift(progress, left_s)):
             return RESTART
@@ -169,15 +166,17 @@ class StoppingPolicy:
         return self._limit(wanted - done, progress.expected_ns, left_s, at_least=at_least)
 
     def has_settled(self, progress: TimingProgress) -> bool | None:
-        """Return whether the step time stayed at one level; None if `level_change` is None."""
+        """Return whether the step time stayed at one level; None for fewer than 25 step times."""
         change = progress.level_change()
         return None if change is None else not change.exceeds(UNSTEADY_CHANGE, UNSTEADY_ERRORS)
 
     def lead_in(self, progress: TimingProgress) -> int:
         """Return the number of untimed samples at the beginning of a block, 2 or 0.
 
-        The queue of the device is empty there, which does not matter to samples above 0.25 s. Raise
-        StatisticsError if `progress` has no iteration.
+        They fill the empty queue of the device. Samples above 0.25 s need none.
+
+        Raises:
+            StatisticsError: `progress` has no iteration.
         """
         expected_ns = progress.expected_ns or progress.warmup_ns
         return self.lead_in_samples if statistics.median(expected_ns) <= self.slow_ns else 0
@@ -189,8 +188,8 @@ class StoppingPolicy:
             step_ns: durations of earlier steps, not empty; the later half counts.
             graph: whether the steps are captured in one CUDA graph.
         """
-        settled = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
-        typical_ns = max(1.0, statistics.median(settled))
+        later_half = step_ns[(len(step_ns) + 1) // 2 :] or step_ns
+        typical_ns = max(1.0, statistics.median(later_half))
         most_steps = self.max_graph_loop if graph else self.max_loop
         return min(most_steps, math.ceil(self.min_loop_ns / typical_ns))
 
@@ -217,23 +216,20 @@ class StoppingPolicy:
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fitting))
 
     def _missing_warmup(self, progress: TimingProgress) -> int:
-        """Return how many samples the warm-up still needs: steps below 1 ms warm up in loops."""
+        """Return how many samples must complete the warm-up of steps below 1 ms."""
         missing_s = self.settings.least_warmup_s - progress.warm_s
         is_complete = missing_s <= (1 - self.enough_share) * self.settings.timed_s
         if is_complete or self.settings.warmup.is_fixed or progress.drifted_ns:
             return 0
-        return self._at_most(_count_in(missing_s, progress.expected_ns))
+        samples = _iterations_in(missing_s, progress.expected_ns)
+        return min(samples, self.settings.iterations or self.most_samples)
 
-    def _samples_wanted(self, progress: TimingProgress) -> int:
-        """Return the total number of samples that is wanted, however long they take."""
+    def _wanted_samples(self, progress: TimingProgress) -> int:
+        """Return the total number of timed samples that the job asks for."""
         if self.settings.iterations:
             return self.settings.iterations
-        fitting = _count_in(self.settings.timed_s, progress.expected_ns)
-        return self._at_most(max(ENOUGH_SAMPLES, fitting))
-
-    def _at_most(self, count: int) -> int:
-        """Limit a number of samples to what a repeat may have."""
-        return min(count, self.settings.iterations or self.most_samples)
+        fitting = _iterations_in(self.settings.timed_s, progress.expected_ns)
+        return min(self.most_samples, max(ENOUGH_SAMPLES, fitting))
 
     def _is_drift(self, progress: TimingProgress, left_s: float) -> bool:
         """Return whether the samples drift and the budget allows to time as many samples again."""
@@ -250,14 +246,15 @@ class StoppingPolicy:
             return 1 if left_s > 0 else min(1, at_least)
         iteration_s = max(1.0, statistics.median(expected_ns)) / NS_PER_S
         affordable = max(at_least, int(left_s / iteration_s))
-        return min(missing, affordable, max(1, int(self.max_block_s / iteration_s)))
+        most_in_block = max(1, int(self.max_block_s / iteration_s))
+        return min(missing, affordable, most_in_block)
 
 
 def _drifts(change: LevelChange | None) -> bool:
     return change is not None and change.exceeds(DRIFT_CHANGE, DRIFT_ERRORS)
 
 
-def _count_in(seconds: float, expected_ns: Sequence[float]) -> int:
+def _iterations_in(seconds: float, expected_ns: Sequence[float]) -> int:
     """Return how many iterations fill this time, rounded up; 0 if no duration is known."""
     if not expected_ns:
         return 0
