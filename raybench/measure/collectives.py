@@ -1,8 +1,8 @@
 """The collectives of a step, from any code: counted, and replaced by local copies.
 
 `torch.distributed`, functional collectives, DistributedDataParallel, FSDP, DTensor and compiled
-code all call operators `c10d::…` of torch's dispatcher. Their kernels are replaced for a while; the
-calling code stays the same.
+code all call operators `c10d::…` of torch's dispatcher. This module replaces the kernels of these
+operators for a while.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from torch.futures import Future
 from raybench.records.measurement import Traffic
 from raybench.workloads.collective import busbw_factor
 
-_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
-# Scale of random numbers: above the usual eps of norms, and as small as embeddings.
-_ADDED_SCALE = 0.02
-# Larger outputs are gradients that FSDP scatters; only the optimizer reads them.
-_MOST_ADDED_BYTES = 2**27
-# An output and its source; None if only another rank has the data.
+_DISPATCH_KEYS = ("CPU", "CUDA", "SparseCPU", "SparseCUDA")
+# Scale of the random numbers in place of other ranks' summands: above the usual eps of norms, and
+# as small as embeddings.
+_NOISE_SCALE = 0.02
+# Larger outputs are gradients that FSDP scatters. Only the optimizer reads them, so they need no
+# summands.
+_MOST_NOISE_BYTES = 2**27
+# An output, and the local data to copy there; None if only another rank has the data.
 Copy = tuple[Tensor, Tensor | None]
 
 
@@ -42,11 +44,11 @@ class CollectiveCall:
 
     # torch's name, such as all_reduce; also send and recv.
     kind: str
-    # Size of the group.
+    # Number of ranks in the group.
     ranks: int
     # Size of the message, as nccl-tests counts it.
     message_bytes: int
-    # The outputs, each with the data of this rank that a local copy writes to it.
+    # What a local copy writes to each output.
     copies: Sequence[Copy]
 
 
@@ -57,15 +59,14 @@ def add_up(collectives: Sequence[CollectiveCall]) -> tuple[Traffic, ...]:
         sizes[call.kind, call.ranks].append(call.message_bytes)
     traffic = []
     for (kind, ranks), message_sizes in sizes.items():
-        total = sum(message_sizes)
-        bus_bytes = busbw_factor(kind, ranks) * total
+        message_bytes = sum(message_sizes)
         traffic.append(
             Traffic(
                 kind=kind,
                 ranks=ranks,
                 calls=len(message_sizes),
-                message_bytes=total,
-                bus_bytes=bus_bytes,
+                message_bytes=message_bytes,
+                bus_bytes=busbw_factor(kind, ranks) * message_bytes,
             )
         )
     return tuple(traffic)
@@ -79,76 +80,76 @@ Handler = Callable[[CollectiveCall], Work]
 def replace_collectives(handler: Handler) -> Iterator[None]:
     """Call the handler instead of each collective, send and recv inside the `with` block.
 
-    Symmetric memory, direct calls of a backend and replays of CUDA graphs are not replaced. A
+    This does not replace symmetric memory, direct calls of a backend and replays of CUDA graphs. A
     Python object that another rank would send becomes None.
 
     Args:
         handler: returns complete work. It must not issue real collectives: torch calls these
             kernels with the GIL, and threads of gloo and NCCL wait for the GIL while they hold
-            other locks, so both would wait for ever.
+            other locks, which is a deadlock.
     """
-    with torch.library._scoped_library("c10d", "IMPL") as library, _replace_functions():
+    with torch.library._scoped_library("c10d", "IMPL") as library, _replaced_functions():
         # torch warns about replaced kernels.
         with warnings.catch_warnings(action="ignore"):
-            for name in _READERS:
-                _replace(library, name, handler)
+            for operator in _READERS:
+                _replace_kernels(library, operator, handler)
         yield
 
 
-def _replace(library: torch.library.Library, name: str, handler: Handler) -> None:
-    """Register a kernel for operator `name` that calls the handler, on each device that has one."""
-    schema = getattr(torch.ops.c10d, name).default._schema
-    names, returned = [argument.name for argument in schema.arguments], len(schema.returns)
+def _replace_kernels(library: torch.library.Library, operator: str, handler: Handler) -> None:
+    """Replace the operator's kernels on all devices by a kernel that calls the handler."""
+    schema = getattr(torch.ops.c10d, operator).default._schema
+    argument_names = [argument.name for argument in schema.arguments]
+    return_count = len(schema.returns)
 
     def kernel(*values: Any) -> Any:
-        arguments = dict(zip(names, values, strict=False))
+        arguments = dict(zip(argument_names, values, strict=False))
         group = ProcessGroup.unbox(arguments["process_group"])
-        kind, message_bytes, copies = _READERS[name](arguments, group.size(), group.rank())
+        kind, message_bytes, copies = _READERS[operator](arguments, group.size(), group.rank())
         call = CollectiveCall(
             kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies
         )
         work = handler(call)
         # Some operators return nothing, some return the work, others tensors and the work.
-        if returned == 0:
+        if return_count == 0:
             return None
-        return work.boxed() if returned == 1 else (values[0], work.boxed())
+        return work.boxed() if return_count == 1 else (values[0], work.boxed())
 
-    for key in _KEYS:
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{name}", key):
-            library.impl(name, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
+    for key in _DISPATCH_KEYS:
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{operator}", key):
+            library.impl(operator, kernel, key, allow_override=True)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _replace_functions() -> Iterator[None]:
-    """Replace Python functions of torch that bypass the dispatcher, inside the `with` block.
-
-    Coalesced calls are neither begun nor ended, because NCCL gets none of them. A recv from any
-    rank gets the next rank as sender. An object that another rank would send becomes None.
-    """
+def _replaced_functions() -> Iterator[None]:
+    """Replace Python functions of torch that bypass the dispatcher, inside the `with` block."""
     receive, broadcast, load = ProcessGroup.recv_anysource, c10d.broadcast, c10d._tensor_to_object
     sender = 0
 
-    def receive_from_any(group: ProcessGroup, tensors: list[Tensor], tag: int) -> Work:
+    def receive_from_next_rank(group: ProcessGroup, tensors: list[Tensor], tag: int) -> Work:
         nonlocal sender
         sender = (group.rank() + 1) % group.size()
         return receive(group, tensors, tag)
 
-    def broadcast_of_objects(tensor: Tensor, *values: Any, **named: Any) -> Any:
+    def broadcast_defined_sizes(tensor: Tensor, *values: Any, **named: Any) -> Any:
         group, source = named.get("group"), named.get("group_src")
         if group is not None and source not in (None, group.rank()):
             # torch initialises the sizes of objects only on the rank that sends them.
             tensor.zero_()
         return broadcast(tensor, *values, **named)
 
+    def load_or_none(data: Any, size: Any, group: Any) -> Any:
+        # Another rank would have sent an object of size 0.
+        return load(data, size, group) if size else None  # type: ignore[no-untyped-call]
+
     replacements: Mapping[tuple[Any, str], Callable[..., Any]] = {
+        # NCCL gets no calls that it could coalesce.
         (ProcessGroup, "_start_coalescing"): lambda group, device: None,
         (ProcessGroup, "_end_coalescing"): lambda group, device: _complete_work([]),
-        (ProcessGroup, "recv_anysource"): receive_from_any,
+        (ProcessGroup, "recv_anysource"): receive_from_next_rank,
         (Work, "_source_rank"): lambda work: sender,
-        (c10d, "broadcast"): broadcast_of_objects,
-        (c10d, "_tensor_to_object"): lambda data, size, group: (
-            load(data, size, group) if size else None  # type: ignore[no-untyped-call]
-        ),
+        (c10d, "broadcast"): broadcast_defined_sizes,
+        (c10d, "_tensor_to_object"): load_or_none,
     }
     # Read `vars`, because getattr of a class would return unbound functions.
     originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
@@ -163,7 +164,8 @@ def _replace_functions() -> Iterator[None]:
 
 def _complete_work(outputs: Sequence[Tensor]) -> Work:
     """Return the work of a collective whose outputs are already written on the current stream."""
-    future: Future[list[Tensor]] = Future(devices=list({t.device for t in outputs if t.is_cuda}))
+    devices = {output.device for output in outputs if output.is_cuda}
+    future: Future[list[Tensor]] = Future(devices=list(devices))
     future.set_result(list(outputs))
     work: Work = _create_work_from_future(future)
     return work
@@ -172,19 +174,14 @@ def _complete_work(outputs: Sequence[Tensor]) -> Work:
 class LocalCopies:
     """A handler that copies this rank's data to the outputs, on the current stream.
 
-    all_reduce, reduce and broadcast leave their tensors unchanged. Data that only another rank has
-    is replaced by random numbers, the same each time; integers are 0.
-
-    The output of a reduce_scatter is a sum, so up to 128 MiB, which may be activations, it gets
-    random numbers in place of other ranks' summands. Otherwise a token that only another rank
-    embeds would be zeros in all layers, and its gradient would overflow in norms. A device that
-    multiplies NaN draws less power, so its clocks rise.
+    all_reduce, reduce and broadcast leave their tensors unchanged. Random numbers, the same each
+    time, replace data that only another rank has; integers are 0.
     """
 
     def __init__(self, calls: list[CollectiveCall] | None = None) -> None:
         """Make the handler; `calls` collects each call without its tensors."""
         # Random numbers by shape, type and device.
-        self._drawn: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
+        self._random_tensors: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         self._calls = calls
 
     def __call__(self, collective: CollectiveCall) -> Work:
@@ -194,38 +191,48 @@ class LocalCopies:
             self._calls.append(replace(collective, copies=()))
         with torch.no_grad():
             for output, source in collective.copies:
-                self._fill(output, self._random(output) if source is None else source)
-                is_summed = collective.kind == "reduce_scatter" and output.is_floating_point()
-                # torch cannot add 8-bit numbers.
-                if is_summed and output.itemsize > 1 and 0 < output.nbytes <= _MOST_ADDED_BYTES:
-                    output.data.add_(self._random(output), alpha=_ADDED_SCALE)
+                _copy_cyclically(output, self._random_like(output) if source is None else source)
+                if collective.kind == "reduce_scatter":
+                    self._add_noise(output)
         return _complete_work([output for output, _ in collective.copies])
 
-    def _fill(self, output: Tensor, source: Tensor) -> None:
-        """Copy the source to the output, cut or repeated to its size."""
-        if output.is_sparse:  # DDP needs a coalesced output, and this copy of the source is one
-            output.copy_(source)
-            return
-        if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
-            return
-        # Bypass autograd as collectives do, so that saved tensors do not count as modified.
-        written = output.data
-        if written.numel() == source.numel():
-            written.copy_(source.view_as(written))
-            return
-        for part in torch.split(written.view(-1), source.numel()):
-            part.copy_(source.reshape(-1)[: part.numel()])
+    def _add_noise(self, output: Tensor) -> None:
+        """Add random numbers in place of other ranks' summands to an output of up to 128 MiB."""
+        # Without summands a token that only another rank embeds would be zeros in all layers, and
+        # its gradient would overflow in norms. A device that multiplies NaN draws less power, so
+        # its clocks rise. torch cannot add 8-bit numbers.
+        can_add = output.is_floating_point() and output.itemsize > 1
+        if can_add and 0 < output.nbytes <= _MOST_NOISE_BYTES:
+            output.data.add_(self._random_like(output), alpha=_NOISE_SCALE)
 
-    def _random(self, output: Tensor) -> Tensor:
+    def _random_like(self, output: Tensor) -> Tensor:
         """Return random numbers like the output, the same each time; 0 for integers."""
         key = (output.shape, output.dtype, output.device)
-        if key not in self._drawn:
+        if key not in self._random_tensors:
             is_real = output.dtype.is_floating_point or output.dtype.is_complex
             # torch cannot draw 8-bit random numbers.
             dtype = torch.float32 if is_real and output.dtype.itemsize == 1 else output.dtype
             numbers = torch.zeros(output.shape, dtype=dtype, device=output.device)
-            self._drawn[key] = (numbers.normal_() if is_real else numbers).to(output.dtype)
-        return self._drawn[key]
+            if is_real:
+                numbers.normal_()
+            self._random_tensors[key] = numbers.to(output.dtype)
+        return self._random_tensors[key]
+
+
+def _copy_cyclically(output: Tensor, source: Tensor) -> None:
+    """Copy the source to the output; cut or repeat the source if their sizes differ."""
+    if output.is_sparse:  # DDP needs a coalesced output, and this copy of the source is one
+        output.copy_(source)
+        return
+    if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():
+        return
+    # Bypass autograd as collectives do, so that saved tensors do not count as modified.
+    target = output.data
+    if target.numel() == source.numel():
+        target.copy_(source.view_as(target))
+        return
+    for part in torch.split(target.view(-1), source.numel()):
+        part.copy_(source.reshape(-1)[: part.numel()])
 
 
 # Kind, message bytes and copies of a collective.
@@ -235,18 +242,29 @@ _Arguments = Mapping[str, Any]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.indices().nbytes + t.values().nbytes if t.is_sparse else t.nbytes for t in tensors)
+    total = 0
+    for tensor in tensors:
+        if tensor.is_sparse:
+            total += tensor.indices().nbytes + tensor.values().nbytes
+        else:
+            total += tensor.nbytes
+    return total
 
 
 def _in_place(kind: str, arguments: _Arguments) -> _Effect:
     # DDP needs coalesced tensors.
-    copies = [(t, t.coalesce() if t.is_sparse else t) for t in arguments["tensors"]]
+    copies = [
+        (tensor, tensor.coalesce() if tensor.is_sparse else tensor)
+        for tensor in arguments["tensors"]
+    ]
     return kind, _bytes(source for _, source in copies), copies
 
 
 def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
+    copies: list[Copy] = []
     # Each input has an output for each rank.
-    copies = [(out, local) for outs, local in zip(outputs, inputs, strict=True) for out in outs]
+    for rank_outputs, local in zip(outputs, inputs, strict=True):
+        copies += [(output, local) for output in rank_outputs]
     return "all_gather", _bytes(chain(*outputs)), copies
 
 
@@ -254,18 +272,28 @@ def _reduce_scatter(
     outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], rank: int
 ) -> _Effect:
     # Each output has an input for each rank.
-    copies = [(out, parts[rank]) for out, parts in zip(outputs, inputs, strict=True)]
+    copies = [
+        (output, rank_inputs[rank]) for output, rank_inputs in zip(outputs, inputs, strict=True)
+    ]
     return "reduce_scatter", _bytes(chain(*inputs)), copies
 
 
 def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
+    """Return an equal part of the tensor for each rank."""
     return whole.reshape(-1).chunk(ranks)
 
 
+def _gather(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
+    inputs = arguments["input_tensors"]
+    # Only the collecting rank has outputs.
+    copies = [(output, inputs[0]) for output in chain(*arguments["output_tensors"])]
+    return "gather", ranks * _bytes(inputs), copies
+
+
 def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
-    outputs, lists = arguments["output_tensors"], arguments["input_tensors"]
+    outputs, input_lists = arguments["output_tensors"], arguments["input_tensors"]
     # Only the sending rank has inputs.
-    sources = [inputs[rank] for inputs in lists] or [None] * len(outputs)
+    sources = [inputs[rank] for inputs in input_lists] or [None] * len(outputs)
     return "scatter", ranks * _bytes(outputs), list(zip(outputs, sources, strict=True))
 
 
@@ -273,7 +301,12 @@ def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
     return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
 
 
-# The reader of each operator `c10d::…`, called with (arguments, ranks, rank).
+def _recv(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
+    tensors = arguments["tensors"]
+    return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
+
+
+# What each operator `c10d::…` does with its arguments; `a` are the arguments by name.
 _READERS: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     "allreduce_": lambda a, ranks, rank: _in_place("all_reduce", a),
     "allreduce_coalesced_": lambda a, ranks, rank: _in_place("all_reduce", a),
@@ -301,18 +334,11 @@ _READERS: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     ),
     "alltoall_": lambda a, ranks, rank: _all_to_all(a["output_tensors"], a["input_tensors"]),
     "alltoall_base_": lambda a, ranks, rank: _all_to_all([a["output"]], [a["input"]]),
-    # Only the collecting rank has outputs.
-    "gather_": lambda a, ranks, rank: (
-        "gather",
-        ranks * _bytes(a["input_tensors"]),
-        [(out, a["input_tensors"][0]) for out in chain(*a["output_tensors"])],
-    ),
+    "gather_": _gather,
     "scatter_": _scatter,
     "send": lambda a, ranks, rank: ("send", _bytes(a["tensors"]), []),
-    **dict.fromkeys(
-        ("recv_", "recv_any_source_"),
-        lambda a, ranks, rank: ("recv", _bytes(a["tensors"]), [(t, None) for t in a["tensors"]]),
-    ),
+    "recv_": _recv,
+    "recv_any_source_": _recv,
     "barrier": lambda a, ranks, rank: ("barrier", 0, []),
     "monitored_barrier_": lambda a, ranks, rank: ("barrier", 0, []),
 }

@@ -1,12 +1,12 @@
 """What a step consists of: operations, attention kernels, times of modules, and a trace.
 
-The floating-point operations of matrix products, convolutions and attention are counted, forward
-and backward, as torch executes them on meta tensors; a multiply-add is two. Element-wise work,
-normalisation and embeddings are not counted. Causal attention counts as full. What activation
-checkpointing recomputes counts again.
+`step_flops` counts the floating-point operations of matrix products, convolutions and attention,
+forward and backward, as torch executes them on meta tensors; a multiply-add is two. Element-wise
+work, normalisation and embeddings do not count. Causal attention counts as full. Operations that
+activation checkpointing recomputes count again.
 
 After torch.profiler has used CUPTI, a process launches kernels more slowly (pytorch#144455), so it
-must not measure after `profile`. `attention_kernels` uses the profiler of the host only.
+must not measure after `profile`. `attention_kernels` uses only the profiler of the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, starmap
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,12 +45,12 @@ from raybench.records.measurement import ModuleTime, Profile
 from raybench.workloads.base import Context, PartTimes, Regions, Workload, apply_precision
 
 _WARMUP_STEPS = 2
-# Rows and columns of the matrices whose products are timed.
-_SIZE = 8192
-_FLOP_PER_PRODUCT = 2.0 * _SIZE**3
+# Rows and columns of the matrices of `tflops_sustained`.
+_MATRIX_SIZE = 8192
+_FLOP_PER_PRODUCT = 2.0 * _MATRIX_SIZE**3
 _WARMUP_PRODUCTS = 3
 # On an H200 the power limit lowers the rate within 0.15 s (bf16: 783 TFLOP/s in the first 30 ms,
-# then 670). Steps run for seconds, so they are compared with the later rate.
+# then 670). Steps run for seconds, so only the later rate is comparable.
 _SETTLE_MS, _MEASURE_MS = 200.0, 200.0
 _FEWEST_PRODUCTS = 3
 
@@ -58,14 +58,15 @@ _FEWEST_PRODUCTS = 3
 def profile(workload: Workload, context: Context, steps: int) -> Profile:
     """Run steps; return this rank's Chrome trace (gzip) and its times of modules. Collective.
 
-    Afterwards gradients are reduced again, and kernels launch more slowly.
+    Afterwards DDP reduces gradients again, and kernels launch more slowly.
 
     Args:
         workload: its `model` may have modules to time.
         steps: number of steps in the trace, above 0.
     """
-    if context.world_size > 1 and (set_hook := hook_setter(workload, context)) is not None:
-        set_hook(None)
+    set_hook = hook_setter(workload, context)
+    if context.world_size > 1 and set_hook is not None:
+        set_hook(None)  # undo `break_down`
     for _ in range(_WARMUP_STEPS):
         workload.step()
     align_ranks(context.device)
@@ -76,13 +77,15 @@ def profile(workload: Workload, context: Context, steps: int) -> Profile:
     if isinstance(model, nn.Module):  # a user's class may use this attribute for something else
         modules = module_times(model, workload.step, context.device, steps)
     align_ranks(context.device)
-    on_device = [ProfilerActivity.CUDA] if context.device.type == "cuda" else []
+    activities = [ProfilerActivity.CPU]
+    if context.device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         with torch.profiler.profile(
-            activities=[ProfilerActivity.CPU, *on_device],
+            activities=activities,
             schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
-            on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(path)),
         ) as profiler:
             for _ in range(1 + steps):
                 workload.step()
@@ -96,21 +99,19 @@ def module_times(
     """Return the median time per step in each module that ran in all steps. Collective.
 
     A module's time includes its children and, on a GPU, gaps of the host, which the hooks widen.
-    Backward begins with the gradient of the output. It ends with the gradient of the input or, if
-    the input needs no gradient, of the last parameter. Recomputation counts as backward; a module
-    that is recomputed to its end counts as another forward call. Children of a compiled module are
-    not timed.
+    Backward lasts from the gradient of the output to the gradient of the input or, if the input
+    needs no gradient, of the last parameter. Recomputation counts as backward; a module that is
+    recomputed to its end counts as another forward call. Children of a compiled module are omitted.
 
     Args:
-        model: the modules, in the order of `named_modules`.
         steps: number of steps, above 0.
     """
-    watch = _ModuleWatch(model, device)
+    hooks = _ModuleHooks(model, device)
     steps_calls = []
-    with watch.watching():
+    with hooks.watching():
         for _ in range(steps):
             step()
-            steps_calls.append(watch.take())
+            steps_calls.append(hooks.take())
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -121,11 +122,11 @@ def module_times(
             continue  # the module did not run in every step
         forward_ms, backward_ms = [], []
         for calls in module_calls:
-            forward_ms.append(sum(_between_ms(call.started, call.ended) for call in calls))
+            forward_ms.append(sum(call.forward_ms or 0.0 for call in calls))
             # The median of backward omits steps without a backward pass through the module.
-            if any(None not in (call.backward_started, call.backward_ended) for call in calls):
-                spans = ((call.backward_started, call.backward_ended) for call in calls)
-                backward_ms.append(sum(starmap(_between_ms, spans)))
+            backward_calls_ms = [call.backward_ms for call in calls if call.backward_ms is not None]
+            if backward_calls_ms:
+                backward_ms.append(sum(backward_calls_ms))
         times.append(
             ModuleTime(
                 name=name,
@@ -143,16 +144,28 @@ class _Call:
     """One pass through a module; the backward marks are None if no gradient passed."""
 
     module: nn.Module
-    started: Mark
-    ended: Mark | None = None
-    backward_started: Mark | None = None
-    backward_ended: Mark | None = None
+    forward_begin: Mark
+    forward_end: Mark | None = None
+    backward_begin: Mark | None = None
+    backward_end: Mark | None = None
     # An input needs a gradient, so backward ends there.
     ends_at_input: bool = False
 
+    @property
+    def forward_ms(self) -> float | None:
+        if self.forward_end is None:
+            return None
+        return elapsed_ms(self.forward_begin, self.forward_end)
 
-class _ModuleWatch:
-    """Hooks on every module that note when it begins and ends, forward and backward."""
+    @property
+    def backward_ms(self) -> float | None:
+        if self.backward_begin is None or self.backward_end is None:
+            return None
+        return elapsed_ms(self.backward_begin, self.backward_end)
+
+
+class _ModuleHooks:
+    """Hooks on every module that mark its begin and end, forward and backward."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
@@ -168,112 +181,103 @@ class _ModuleWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note all calls of modules inside the `with` block."""
+        """Mark all calls of modules inside the `with` block."""
         with ExitStack() as stack:
             modules = list(self._model.modules())
-            # Modules inside of compiled modules.
-            hidden: set[nn.Module] = set()
+            inside_compiled: set[nn.Module] = set()
             for module in modules:
                 if module._compiled_call_impl is not None:
-                    hidden.update(child for child in module.modules() if child is not module)
+                    children = (child for child in module.modules() if child is not module)
+                    inside_compiled.update(children)
             for module in modules:
-                if module in hidden:
+                if module in inside_compiled:
                     continue
                 compiled: Any = module._compiled_call_impl
                 if compiled is not None:
-                    # Wrap the compiled call: a hook of the module would be compiled, too.
+                    # Wrap the compiled call, because torch would compile a hook, too.
                     stack.callback(setattr, module, "_compiled_call_impl", compiled)
                     module._compiled_call_impl = partial(self._call_compiled, module, compiled)
                     continue
-                begin = module.register_forward_pre_hook(self._begin_forward, with_kwargs=True)
-                stack.callback(begin.remove)
+                pre_hook = module.register_forward_pre_hook(self._begin_forward, with_kwargs=True)
+                stack.callback(pre_hook.remove)
                 stack.callback(module.register_forward_hook(self._end_forward).remove)
             for parameter in self._owners:
                 if parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(self._accumulate)  # type: ignore[no-untyped-call]
+                    hook = parameter.register_post_accumulate_grad_hook(self._mark_parameter)  # type: ignore[no-untyped-call]
                     stack.callback(hook.remove)
             yield
 
     def _call_compiled(self, module: nn.Module, compiled: Any, *inputs: Any, **named: Any) -> Any:
-        """Call the compiled code of a module, and note when it begins and ends."""
-        hooked, named = self._begin_forward(module, inputs, named)
-        return self._end_forward(module, inputs, compiled(*hooked, **named))
+        """Call the compiled code of a module, and mark its begin and end."""
+        inputs, named = self._begin_forward(module, inputs, named)
+        return self._end_forward(module, inputs, compiled(*inputs, **named))
 
     def take(self) -> dict[nn.Module, list[_Call]]:
         """Return the complete calls of each module since the last `take`."""
         calls, self._calls, self._latest = self._calls, [], {}
         complete: dict[nn.Module, list[_Call]] = defaultdict(list)
         for call in calls:
-            if call.ended is not None:
+            if call.forward_end is not None:
                 complete[call.module].append(call)
         return complete
 
     def _begin_forward(
         self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Note the begin of a call; return the inputs with hooks that note the end of backward."""
-        # A model that is compiled as a whole includes its hooks. Compiled code has no events, so
-        # the hooks must do nothing.
+        """Mark the begin of a call; return the inputs with hooks that mark the end of backward."""
+        # torch compiles a whole model with its hooks. Compiled code cannot record events, so the
+        # hooks must do nothing.
         if torch.compiler.is_compiling():
             return inputs, named
-        call = _Call(module=module, started=self._mark())
+        call = _Call(module=module, forward_begin=self._mark())
         self._calls.append(call)
         self._latest[module] = call
 
         def end_backward(_: Tensor) -> None:
-            call.backward_ended = self._mark()
+            call.backward_end = self._mark()
 
-        def watch(tensor: Tensor) -> Tensor:
+        def hook_input(tensor: Tensor) -> Tensor:
             call.ends_at_input |= tensor.requires_grad
             return _with_hook(tensor, end_backward)
 
-        # Leave containers among named inputs alone: `tree_map_only` would copy a cache.
+        # Do not hook tensors in containers among named inputs: `tree_map_only` would copy a cache.
         hooked = dict(named)
-        for key, value in named.items():
+        for name, value in named.items():
             if isinstance(value, Tensor):
-                hooked[key] = watch(value)
-        return tree_map_only(Tensor, watch, inputs), hooked
+                hooked[name] = hook_input(value)
+        return tree_map_only(Tensor, hook_input, inputs), hooked
 
     def _end_forward(self, module: nn.Module, _: object, outputs: Any) -> Any:
-        """Note the end of a call; return the outputs with hooks that note the begin of backward."""
+        """Mark the end of a call; return the outputs with hooks that mark the begin of backward."""
         if torch.compiler.is_compiling():
             return outputs
         call = self._latest[module]
-        call.ended = self._mark()
+        call.forward_end = self._mark()
 
         def begin_backward(_: Tensor) -> None:
-            if call.backward_started is None:
-                call.backward_started = self._mark()
+            if call.backward_begin is None:
+                call.backward_begin = self._mark()
 
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
-    def _accumulate(self, parameter: Tensor) -> None:
-        """Note that backward has reached a parameter; called for each parameter.
-
-        In modules whose inputs need no gradient, the last such moment is the end of backward.
-        """
+    def _mark_parameter(self, parameter: Tensor) -> None:
+        """Move the end of backward, in modules that contain a parameter, to its gradient."""
         mark = self._mark()
         for module in self._owners[parameter]:
             call = self._latest.get(module)
             if call is not None and not call.ends_at_input:
-                call.backward_ended = mark
+                call.backward_end = mark
 
 
 def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
-    """Return a view of the tensor whose gradient calls the hook.
-
-    Only this use of the tensor has the hook. The view may be changed in place, unlike the views of
-    `register_full_backward_hook`.
-    """
+    """Return a view of the tensor whose gradient calls the hook."""
     if not tensor.requires_grad:
         return tensor
+    # A view, so that other uses of the tensor have no hook. The module may change this view in
+    # place, unlike the views of `register_full_backward_hook`.
     view = tensor.view_as(tensor)
     view.register_hook(hook)  # type: ignore[no-untyped-call]
     return view
-
-
-def _between_ms(start: Mark | None, end: Mark | None) -> float:
-    return 0.0 if start is None or end is None else elapsed_ms(start, end)
 
 
 _autograd: Any = torch._C._autograd  # much of it is missing from torch's types
@@ -295,8 +299,8 @@ _OPERATORS = {
 def attention_kernels(step: Step) -> tuple[str, ...]:
     """Run a step; return the kernels of torch's attention that it calls. Collective.
 
-    Kernels in compiled code, custom operators and the backward pass are included. FlexAttention is
-    not included, nor is `math` if torch.compile decomposes it.
+    The result includes kernels in compiled code, custom operators and the backward pass. It does
+    not include FlexAttention, nor `math` that torch.compile decomposes.
     """
     _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
     try:
@@ -311,17 +315,17 @@ def attention_kernels(step: Step) -> tuple[str, ...]:
 class Counted:
     """The floating-point operations of one step of one rank."""
 
-    # None if they cannot be counted.
+    # None: unknown.
     flops: float | None
-    # How they were counted, or why they could not be counted.
+    # How the operations were counted, or why they are unknown.
     method: str
 
 
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
-    """Count the operations of one step on one rank; an error becomes a reason. Collective.
+    """Count the operations of one step on one rank; after an error say why not. Collective.
 
-    The workload is built for one rank on the meta device and runs one step. If ranks share items,
-    the operations are divided by their number.
+    This builds the workload for one rank on the meta device and runs one step. If ranks share
+    items, each rank gets an equal part of the operations.
 
     Args:
         workload_class: result of `as_workload`.
@@ -340,7 +344,7 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
     counter = FlopCounterMode(display=False)
     try:
         # The counter does not see compiled code, and compilation would take longer than counting.
-        with _restored_afterwards(context.device), torch.compiler.set_stance("force_eager"):
+        with _restored_state(context.device), torch.compiler.set_stance("force_eager"):
             workload: Any = workload_class(on_meta, **params)
             try:
                 with counter:
@@ -360,14 +364,15 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
             )
         remedy = "set flops_per_step in the class to tell it"
         return Counted(flops=None, method=f"not counted: {why}; {remedy}")
-    if not (flops := counter.get_total_flops()):
+    flops = counter.get_total_flops()
+    if not flops:
         return Counted(flops=None, method="not counted: the step has none that the counter knows")
     method = "matrix products, convolutions and attention of one step, counted on meta tensors"
     return Counted(flops=flops / ranks, method=method)
 
 
 @contextmanager
-def _restored_afterwards(device: torch.device) -> Iterator[None]:
+def _restored_state(device: torch.device) -> Iterator[None]:
     """Restore random number generators, default device and default dtype after the `with` block."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     default_device, default_dtype = torch.get_default_device(), torch.get_default_dtype()
@@ -382,42 +387,47 @@ def _restored_afterwards(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy_state)
         torch.set_default_dtype(default_dtype)
         if torch.get_default_device() != default_device:
-            # Set None instead of "cpu": any device installs a hook that slows down every call.
+            # None is "cpu" without the hook that slows down every call of torch.
             torch.set_default_device(None if default_device.type == "cpu" else default_device)
 
 
 def tflops_sustained(
     device: torch.device, precisions: Sequence[Precision]
 ) -> dict[Precision, float | None]:
-    """Return the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
+    """Measure the TFLOP/s of products of two 8192 x 8192 matrices under the power limit.
 
-    The value is the median over 0.2 s after 0.2 s of warm-up. It is None on a CPU, with too little
-    memory, and for float8 below compute capability 8.9. This changes TF32 switches, adds up to 0.8
-    GB to torch's peak memory and empties torch's cache.
+    This changes TF32 switches, adds up to 0.8 GB to torch's peak memory and empties torch's cache.
+
+    Returns:
+        The median over 0.2 s after 0.2 s of warm-up. None on a CPU, with too little memory, and for
+            float8 below compute capability 8.9.
     """
     tflops: dict[Precision, float | None] = dict.fromkeys(precisions)
-    for precision in tflops if device.type == "cuda" else ():
+    if device.type != "cuda":
+        return tflops
+    for precision in precisions:
         apply_precision(precision)
         if precision is Precision.FLOAT8 and torch.cuda.get_device_capability(device) < (8, 9):
             continue
         with suppress(torch.OutOfMemoryError):
             product_s = statistics.median(_product_times_ms(device, precision)) / MS_PER_S
             tflops[precision] = _FLOP_PER_PRODUCT / product_s / FLOP_PER_TFLOP
-        # Free memory after the block: inside it the error still holds the matrices.
+        # Free memory after the `with` block, inside which an error still holds the matrices.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
     return tflops
 
 
 def _product_times_ms(device: torch.device, precision: Precision) -> list[float]:
-    """Time products for 0.2 s after 0.2 s of warm-up, at least three; return their ms."""
+    """Time products for 0.2 s after 0.2 s of warm-up, at least three; return the ms of each."""
     generator = torch.Generator(device).manual_seed(0)
     dtype: torch.dtype = getattr(torch, precision.dtype)
     # Random numbers: products of zeros need less power and would be 10 to 15 % faster.
+    shape = (_MATRIX_SIZE, _MATRIX_SIZE)
     left, right = (
-        torch.randn(_SIZE, _SIZE, device=device, dtype=dtype, generator=generator) for _ in range(2)
+        torch.randn(shape, device=device, dtype=dtype, generator=generator) for _ in range(2)
     )
-    out = torch.empty(_SIZE, _SIZE, device=device, dtype=dtype)
+    out = torch.empty(shape, device=device, dtype=dtype)
     product: Callable[[], object]
     if precision is Precision.FLOAT8:
         scale = torch.ones((), device=device)
@@ -434,7 +444,7 @@ def _product_times_ms(device: torch.device, precision: Precision) -> list[float]
         max(_FEWEST_PRODUCTS, math.ceil(phase_ms / product_ms))
         for phase_ms in (_SETTLE_MS, _MEASURE_MS)
     )
-    # No pause between both phases: the clocks would rise again.
+    # Do not pause between both phases, because the clocks would rise again.
     return _time_ms(product, settling_count + measured_count)[settling_count:]
 
 

@@ -1,9 +1,9 @@
-"""Uneven steps: devices are probed alone, and each rank gets its share of the samples of a step.
+"""Uneven steps: probe the speed of each device, and give each rank its share of the samples.
 
 A probe times the step itself at several sizes, without communication, on all ranks at the same
 time. Emulated slow devices are probed with and without emulation, so the real factor is known. All
 ranks gather the same figures and compute the same shares (`raybench.stats.shares`). Shares by speed
-are then timed, each rank alone, and corrected by how long the ranks would wait for the slowest one.
+are then timed without communication and corrected, so that all ranks finish at the same time.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from raybench.workloads.training import gradient_doubt
 from raybench.workloads.uneven import DividedStep, Idle, has_batch_norm, slow_down
 
 # Sizes of the probe's steps, as multiples of an equal share.
-_SIZES = (0.5, 1.0, 1.5, 2.0)
+_PROBE_SIZES = (0.5, 1.0, 1.5, 2.0)
+# Steps from which to learn the duration of a step.
 _TRIAL_STEPS = 2
 _WARMUP_NS, _TIMED_NS = 100_000_000, 150_000_000
 _FEWEST_STEPS, _MOST_STEPS = 3, 200
-# The part of the device's memory that a share may need. A line through the peaks of the probe
-# predicts the need.
+# The part of the device's memory that a share may need.
 _MEMORY_SHARE = 0.9
 
 
@@ -60,7 +60,7 @@ def share_out(
     group: object,
     probes: dict[object, GroupProbe],
 ) -> WorkloadPart:
-    """Return this rank's part of an uneven step. Collective.
+    """Choose the shares of an uneven step, and return this rank's part. Collective.
 
     A process group that is formed here stays.
 
@@ -70,21 +70,22 @@ def share_out(
         probes: probes of earlier points, equal on all ranks; a new probe is added.
 
     Raises:
-        UsageError: the step cannot be shared, or the devices cannot be slowed as asked.
+        UsageError: these shares, or this emulation of slow devices, are not possible.
         torch.OutOfMemoryError: this rank's share or an equal share does not fit.
     """
     rank = context.rank
     step = DividedStep(context=slow_down(context, point), point=point)
     prober = StepProber(make=make, step=step)
+    # A probe is valid for all shares, but shares by accumulation have their own sizes.
     execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
     key = (group, point.workload, *point.params.items(), point.batch_size, *execution.values())
     if key not in probes:
         probes[key] = prober.probe_group()
     group_probe = probes[key]
-    shares, alone_s = _choose_shares(prober, group_probe)
+    shares, local_steps_s = _choose_shares(prober, group_probe)
 
-    # Check the gradients of the chosen shares. A rank without a share computes none, so all ranks
-    # use the error that the rank with the largest share found.
+    # Check the gradients of the chosen shares. A rank without a share has no gradients, so all
+    # ranks use the error on the rank with the largest share.
     share_context, params = step.context_among(shares), step.size(shares[rank]).params
     with prober.build(share_context, params, shares[rank]) as workload:
         check = workload.gradient_error
@@ -100,7 +101,7 @@ def share_out(
         items_per_s=probe.speed.items_per_s,
         slow_ratio=probe.slow_ratio,
         exchange_ms=exchange_s * MS_PER_S,
-        predicted_step_ms=(max(alone_s) + exchange_s) * MS_PER_S,
+        predicted_step_ms=(max(local_steps_s) + exchange_s) * MS_PER_S,
         crossover_batch=crossover_batch(
             [probe.speed for probe in group_probe.probes],
             group_probe.are_fast,
@@ -132,25 +133,26 @@ def _choose_shares(prober: StepProber, group_probe: GroupProbe) -> tuple[Shares,
     """Return each rank's samples, and the seconds of its step without communication. Collective."""
     step = prober.step
 
-    def time_each_alone(shares: Shares) -> tuple[float, ...]:
+    def time_local_steps(shares: Shares) -> tuple[float, ...]:
         items = shares[step.context.rank]
-        alone_s = prober.time_alone(items, step.context).step_s if items else 0.0
-        return tuple(gather_objects(alone_s))
+        local_step_s = prober.time_alone(items, step.context).step_s if items else 0.0
+        return tuple(gather_objects(local_step_s))
 
-    kind, all_items = step.point.shares, step.equal_items * len(group_probe.probes)
+    setting, all_items = step.point.shares, step.equal_items * len(group_probe.probes)
     speeds = [probe.speed for probe in group_probe.probes]
-    if kind in (BY_SPEED, BY_ACCUMULATION):
+    if setting in (BY_SPEED, BY_ACCUMULATION):
         try:
-            return balance(speeds, all_items, step.unit, time_each_alone)
+            return balance(speeds, all_items, step.unit, time_local_steps)
         except ValueError as error:
-            raise UsageError(f"shares: {kind}: {error}") from error
-    if kind == EQUAL:
+            raise UsageError(f"shares: {setting}: {error}") from error
+    if setting == EQUAL:
         shares = equal_shares(len(group_probe.probes), all_items, step.unit)
-    elif kind == FAST:
+    elif setting == FAST:
         shares = fast_shares(group_probe.are_fast, all_items, step.unit)
     else:
-        shares = tuple(map(int, kind.split("/")))
-    return shares, time_each_alone(shares)
+        # The samples of each rank, such as 24/8.
+        shares = tuple(map(int, setting.split("/")))
+    return shares, time_local_steps(shares)
 
 
 def _doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) -> Iterator[Doubt]:
@@ -164,7 +166,9 @@ def _doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) -> Ite
         )
     if has_batch_norm:
         yield Doubt(kind=DoubtKind.BATCH_NORM)
-    elif (doubt := gradient_doubt(share.gradient_error, point.precision)) is not None:
+        return
+    doubt = gradient_doubt(share.gradient_error, point.precision)
+    if doubt is not None:
         yield doubt
 
 
@@ -172,7 +176,7 @@ def _doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) -> Ite
 class SpeedProbe:
     """The measured speed of one rank's device."""
 
-    # A line through steps of several sizes, with emulation if the job slows this device.
+    # With emulation if the job slows this device.
     speed: DeviceSpeed
     # Seconds of a step of an equal share, without emulation.
     equal_s: float
@@ -186,9 +190,9 @@ class GroupProbe:
 
     probes: tuple[SpeedProbe, ...]
     are_fast: tuple[bool, ...]
-    # Seconds that the exchange of gradients adds to a step of equal shares without emulation, among
-    # all ranks and among the fast ranks.
+    # Seconds that the exchange of gradients adds to a step of equal shares without emulation.
     exchange_s: float
+    # The same with the fast ranks only.
     fast_exchange_s: float
 
 
@@ -230,8 +234,7 @@ class StepProber:
     def probe_group(self) -> GroupProbe:
         """Probe the devices and the gradient exchange. Collective.
 
-        If the job emulates slow devices, the first ranks are the fast ones; if not,
-        `stats.shares.fast_devices` decides. A process group of the fast ranks stays.
+        A new process group of the fast ranks stays.
 
         Raises:
             torch.OutOfMemoryError: an equal share does not fit.
@@ -242,8 +245,9 @@ class StepProber:
             # The durations of an equal share are more precise than the fitted lines.
             are_fast = fast_devices([1 / probe.equal_s for probe in probes])
         else:
-            first_slow = len(probes) - point.slow_count
-            are_fast = tuple(rank < first_slow for rank in range(len(probes)))
+            # The job emulates slow devices on the last ranks.
+            first_slow_rank = len(probes) - point.slow_count
+            are_fast = tuple(rank < first_slow_rank for rank in range(len(probes)))
         equal_s = [probe.equal_s for probe in probes]
         exchange_s = self._time_exchange((True,) * len(probes), equal_s)
         fast_exchange_s = exchange_s if all(are_fast) else self._time_exchange(are_fast, equal_s)
@@ -255,43 +259,42 @@ class StepProber:
         )
 
     def _probe(self) -> SpeedProbe:
-        """Time steps of several sizes on this rank; sizes that do not fit in memory are skipped."""
-        # Seconds without and with emulation, and peak memory, by number of samples.
-        full_speed_s: dict[int, float] = {}
-        emulated_s: dict[int, float] = {}
-        peaks_bytes: dict[int, int] = {}
-        context, full_speed = self.step.context, self.step.context_at_full_speed
-        is_slowed = context != full_speed
+        """Time steps of several sizes on this rank, as far as they fit in memory."""
+        # Steps without emulation, and with emulation if the job slows this device, by samples.
+        full_speed_steps: dict[int, TimedStep] = {}
+        steps: dict[int, TimedStep] = {}
+        context, full_speed_context = self.step.context, self.step.context_at_full_speed
+        is_slowed = context != full_speed_context
         units = self.step.equal_items // self.step.unit
-        for count in sorted({max(1, round(size * units)) for size in _SIZES}):
+        for count in sorted({max(1, round(size * units)) for size in _PROBE_SIZES}):
             items = count * self.step.unit
             try:
                 # Alternate, so that a device that warms up affects both series.
-                timed = at_full_speed = self.time_alone(items, full_speed)
+                full_speed_step = step = self.time_alone(items, full_speed_context)
                 if is_slowed:
-                    timed = self.time_alone(items, context)
+                    step = self.time_alone(items, context)
             except torch.OutOfMemoryError:
                 if items <= self.step.equal_items:
                     raise
                 break
-            full_speed_s[items] = at_full_speed.step_s
-            emulated_s[items], peaks_bytes[items] = timed.step_s, timed.peak_bytes
+            full_speed_steps[items], steps[items] = full_speed_step, step
 
         most_items = None
-        if context.device.type == "cuda" and len(emulated_s) > 1:
+        if context.device.type == "cuda" and len(steps) > 1:
             # Estimate how many samples fit in memory, by a line through the peaks.
-            fixed_bytes, item_bytes = fit_line(list(peaks_bytes.items()))
+            peaks_bytes = [(items, step.peak_bytes) for items, step in steps.items()]
+            fixed_bytes, item_bytes = fit_line(peaks_bytes)
             total = torch.cuda.get_device_properties(context.device).total_memory
             most_items = max(0, int((_MEMORY_SHARE * total - fixed_bytes) / item_bytes))
-        steps = tuple(emulated_s.items())
-        fixed_s, item_s = fit_line(steps)
+        steps_s = tuple((items, step.step_s) for items, step in steps.items())
+        fixed_s, item_s = fit_line(steps_s)
         speed = DeviceSpeed(
-            fixed_s=fixed_s, items_per_s=1 / item_s, most_items=most_items, steps=steps
+            fixed_s=fixed_s, items_per_s=1 / item_s, most_items=most_items, steps=steps_s
         )
-        ratios = [full_speed_s[items] / step_s for items, step_s in steps]
+        ratios = [full_speed_steps[items].step_s / step_s for items, step_s in steps_s]
         return SpeedProbe(
             speed=speed,
-            equal_s=full_speed_s[self.step.equal_items],
+            equal_s=full_speed_steps[self.step.equal_items].step_s,
             slow_ratio=statistics.median(ratios) if is_slowed else None,
         )
 
@@ -302,10 +305,10 @@ class StepProber:
             torch.OutOfMemoryError: the step does not fit.
         """
         batch_size, params = self.step.size(items)
-        alone = replace(context, batch_size=batch_size, rank=0, world_size=1)
-        return self._time(alone, params, items)
+        context = replace(context, batch_size=batch_size, rank=0, world_size=1)
+        return self._time_step(context, params, items)
 
-    def _time(self, context: Context, params: Parameters, items: int) -> TimedStep:
+    def _time_step(self, context: Context, params: Parameters, items: int) -> TimedStep:
         """Build, warm up and time a step. Collective if the context has several ranks."""
         context = replace(context, replicas=Replicas(), parts=PartTimes())
         device, is_alone, peak_bytes = context.device, context.world_size == 1, 0
@@ -314,20 +317,20 @@ class StepProber:
         with self.build(context, params, items) as workload:
             timer = Timer(device)
 
-            def block_ns(steps: int) -> float:
+            def median_step_ns(steps: int) -> float:
                 if not is_alone:
                     align_ranks(device)
                 samples = timer.time_block(workload.step, steps, context.parts, lead_in=1)
                 return statistics.median(samples.step_ns)
 
             # The previous block tells how many steps fit into the budget of the next block.
-            step_ns = block_ns(_TRIAL_STEPS)
+            step_ns = median_step_ns(_TRIAL_STEPS)
             for budget_ns in (_WARMUP_NS, _TIMED_NS):
                 longest_ns = round(step_ns)
                 if not is_alone:  # ranks that communicate must run the same number of steps
                     (longest_ns,) = max_over_ranks([longest_ns], device)
                 fitting = budget_ns // max(1, longest_ns)
-                step_ns = block_ns(min(_MOST_STEPS, max(_FEWEST_STEPS, fitting)))
+                step_ns = median_step_ns(min(_MOST_STEPS, max(_FEWEST_STEPS, fitting)))
             if device.type == "cuda":
                 peak_bytes = torch.cuda.max_memory_allocated(device)
         return TimedStep(step_s=step_ns / NS_PER_S, peak_bytes=peak_bytes)
@@ -337,15 +340,15 @@ class StepProber:
 
         Args:
             members: whether each rank has a share.
-            equal_s: each rank's seconds of such a step without communication.
+            equal_s: each rank's seconds of the step without communication.
         """
         if sum(members) < 2:
             return 0.0
         step = self.step
-        shares = [step.equal_items * is_member for is_member in members]
+        shares = [step.equal_items if is_member else 0 for is_member in members]
         context = replace(step.context_among(shares), extra_work=0.0, sms=None)
         items = shares[step.context.rank]
-        timed = self._time(context, step.size(step.equal_items).params, items)
-        alone_s = [s for s, is_member in zip(equal_s, members, strict=True) if is_member]
+        timed = self._time_step(context, step.size(step.equal_items).params, items)
+        members_s = [s for s, is_member in zip(equal_s, members, strict=True) if is_member]
         slowest_s = float(max(gather_objects(timed.step_s if items else 0.0)))
-        return max(0.0, slowest_s - max(alone_s))
+        return max(0.0, slowest_s - max(members_s))
