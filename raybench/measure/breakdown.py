@@ -7,8 +7,7 @@
 3. on a GPU, steps that show what the peak of memory consists of (`marks.watch_peak`);
 4. with peers: steps with timed collectives of gradients, by a hook of DDP (`_time_gradients`);
 5. with peers: a step whose collectives are counted while local copies replace them;
-6. steps without communication, on a GPU also with their work queued beforehand
-   (`_time_local_steps`).
+6. steps without communication, on a GPU also queued beforehand (`_time_local_steps`).
 
 These steps use only events and hooks. A profiler would tell more, but after CUPTI was in use the
 process launches kernels more slowly (pytorch#144455).

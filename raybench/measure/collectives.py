@@ -1,8 +1,8 @@
 """The collectives of a step, from any code: counted, and replaced by local copies.
 
 `torch.distributed`, functional collectives, DistributedDataParallel, FSDP, DTensor and compiled
-code all call operators `c10d::…` of torch's dispatcher. This module replaces the kernels of these
-operators for a while.
+code all call operators `c10d::…` of torch's dispatcher, whose kernels `replace_collectives`
+replaces for a while.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """The instruments of the timed loop: timers, memory, CUDA graphs, collectives on small values.
 
-Iterations are timed in blocks, by CUDA events on a GPU and by the host's monotonic clock on a CPU.
-On a GPU one event is recorded between consecutive iterations and the only synchronisation is at the
-end, so the durations of a block add up to its whole time. Inside a block ranks communicate only in
-their steps.
-
-A workload with a CUDA graph is built, warmed up, captured and replayed on one side stream ("CUDA
-Graphs" in torch's notes on CUDA semantics): autograd and DistributedDataParallel remember the
-stream on which they were set up, and the default stream cannot be captured.
+On a GPU one CUDA event is recorded between consecutive iterations and the only synchronisation is
+at the end, so the durations of a block add up to its whole time. Inside a block ranks communicate
+only in their steps.
 """
 
 from __future__ import annotations
@@ -62,10 +57,8 @@ class Timer:
 
         Args:
             step: one iteration.
-            iterations: number of timed iterations.
             parts: host times of the parts of a step; earlier times are dropped.
-            lead_in: untimed iterations before, which fill the queue of the device: with an empty
-                queue iterations take longer.
+            lead_in: number of untimed iterations before, which fill the queue of the device.
         """
         with self.in_block():
             return self._time(step, iterations, parts, lead_in)
@@ -239,8 +232,7 @@ def workload_stream(context: Context) -> Iterator[None]:
     """Make the workload's stream the current stream inside the `with` block.
 
     A CUDA graph needs a new stream, and `context.sms` a stream with fewer multiprocessors.
-    Otherwise the current stream stays. Work in the block waits for earlier work, and later work
-    waits for the block.
+    Otherwise the current stream stays.
 
     Raises:
         UsageError: cuda_graph on a CPU, or multiprocessors cannot be limited.
@@ -251,6 +243,8 @@ def workload_stream(context: Context) -> Iterator[None]:
             "leave cuda_graph out on such workers"
         )
     if context.cuda_graph:
+        # torch cannot capture the default stream. Build the workload on the new stream, too,
+        # because autograd and DDP remember the stream on which they were set up.
         stream = torch.cuda.Stream(context.device)  # type: ignore[no-untyped-call]
     elif context.sms is not None:
         stream, _ = _limited_stream(context.device.index, context.sms)

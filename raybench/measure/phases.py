@@ -147,8 +147,8 @@ def measure(
     """Build, warm up and time the workload for each repeat. Collective.
 
     Args:
-        build: makes a new workload for each repeat; `measure` closes it.
-        context: what the workload is built with.
+        build: makes a new workload for each repeat; `measure` closes the workload.
+        context: the context of the workload.
         settings: section `measure` of the job.
         start: default: the point begins now.
         profile: run the last workload under the profiler, too.

@@ -1,9 +1,8 @@
 """What a step consists of: operations, attention kernels, times of modules, and a trace.
 
 `step_flops` counts the floating-point operations of matrix products, convolutions and attention,
-forward and backward, as torch executes them on meta tensors; a multiply-add is two. Element-wise
-work, normalisation and embeddings do not count. Causal attention counts as full. Operations that
-activation checkpointing recomputes count again.
+forward and backward, as torch executes them on meta tensors; a multiply-add is two. Causal
+attention counts as full, and recomputed operations count again.
 
 After torch.profiler has used CUPTI, a process launches kernels more slowly (pytorch#144455), so it
 must not measure after `profile`. `attention_kernels` uses only the profiler of the host.
@@ -100,8 +99,7 @@ def module_times(
 
     A module's time includes its children and, on a GPU, gaps of the host, which the hooks widen.
     Backward lasts from the gradient of the output to the gradient of the input or, if the input
-    needs no gradient, of the last parameter. Recomputation counts as backward; a module that is
-    recomputed to its end counts as another forward call. Children of a compiled module are omitted.
+    needs no gradient, of the last parameter. Children of a compiled module are omitted.
 
     Args:
         steps: number of steps, above 0.

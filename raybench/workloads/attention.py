@@ -85,18 +85,16 @@ def attend_with_logsumexp(
     """Return output and log-sum-exp of attention by this kernel, not causal.
 
     Args:
-        kernel: not math, which gives no log-sum-exp.
         query: (1, heads, queries, head width). No tensor may be empty: a kernel may kill the
             process.
-        key: (1, heads, keys, head width).
-        value: like `key`.
+        key: (1, heads, keys, head width), like `value`.
 
     Returns:
         The output, with the shape of `query`, and the natural log-sum-exp of each query, (1, heads,
-            queries), in fp32 (fp64 for fp64) and without gradient.
+            queries), in fp32 or wider, without gradient.
 
     Raises:
-        UsageError: kernel math.
+        UsageError: kernel math, which gives no log-sum-exp.
         RuntimeError: the kernel lacks this type, head width or device.
     """
     aten: Any = torch.ops.aten
@@ -162,7 +160,7 @@ class SequenceParallel:
         return self.ulysses * self.ring
 
     def shard(self, tokens: Tensor) -> Tensor:
-        """Return a view of this rank's tokens; `degree` must divide dimension 0."""
+        """Return a view of this rank's part of all tokens; `degree` must divide dimension 0."""
         return tokens.chunk(self.degree)[self.rank]
 
     def gather(self, tokens: Tensor) -> Tensor:

@@ -411,8 +411,8 @@ class Workload(ABC):
     packages: ClassVar[Mapping[str, str]] = {}
     # Plural noun for what items_per_step counts.
     items: ClassVar[str] = "samples"
-    # What reports show first: the first of these answers whose settings vary in the run, or which
-    # names no setting; without such an answer the speed-up.
+    # What reports show first: the first answer without settings or with a setting that varies in
+    # the run. Without such an answer reports show the speed-up.
     answers: ClassVar[tuple[Answer, ...]] = ()
     # Additional columns. After the timed steps each rank's value is read from the attribute with
     # the metric's name; None: unknown.
@@ -423,8 +423,7 @@ class Workload(ABC):
     # Floating-point operations of a step on this rank; None: raybench counts them, unless
     # message_bytes is set.
     flops_per_step: float | None = None
-    # Operations of a training step on this rank as papers on MFU count them: 6 per token and
-    # parameter, and attention.
+    # The same for a training step as papers on MFU count: 6 per token and parameter, and attention.
     model_flops_per_step: float | None = None
     # Bytes of a collective's message, and busbw / algbw, both as nccl-tests defines them.
     message_bytes: int | None = None
@@ -433,9 +432,9 @@ class Workload(ABC):
     memory_bytes: int | None = None
     # The module that is trained or run; `--profile` times its layers.
     model: nn.Module | None = None
-    # Define this if the workload reduces gradients without `Context.ddp`. raybench calls this on
-    # all ranks, several times, after the timed steps. After `set_comm_hook(hook)` each bucket of
-    # gradients must be reduced by `hook(group, bucket)`; after `set_comm_hook(None)` by all_reduce.
+    # For workloads that reduce gradients without `Context.ddp`; called on all ranks after the timed
+    # steps. After `set_comm_hook(hook)` the workload must reduce each bucket of gradients by
+    # `hook(group, bucket)`, after `set_comm_hook(None)` by all_reduce.
     set_comm_hook: Callable[[CommHook | None], None] | None = None
     # Returns the largest relative error of a step's gradients, compared with one process that
     # trains on the samples of all ranks. Called between timed phases, on all ranks that train.
@@ -451,28 +450,24 @@ class Workload(ABC):
     def check(self) -> None:  # noqa: B027
         """Raise WrongResultError if a step has computed something wrong; do nothing by default.
 
-        Called on all ranks after the warm-up and after the timed steps, at most once after each
-        step.
+        Called on all ranks after the warm-up and after the timed steps.
         """
 
     def close(self) -> None:  # noqa: B027
-        """End processes and threads; called once, also if a step or a check has raised."""
+        """End processes and threads; called once, even after an error."""
 
     @classmethod
     def why_not(cls, settings: Mapping[str, Any]) -> str | None:
-        """Return one sentence that says why a point cannot run and what to do; None if it can.
-
-        `__init__` may still raise UsageError.
-        """
+        """Return one sentence that says why a point cannot run and what to do; None if it can."""
         return None
 
     @classmethod
     def ranks_per_item(cls, settings: Mapping[str, Any]) -> int:
         """Return how many ranks of a point finish the same items together.
 
-        With a number above 1, batch_size counts the items of such a group of ranks, and
-        items_per_step is this rank's part of them. `settings` may have only world_size and the
-        parameters. Not called for classes with `shares_work`.
+        batch_size counts the items of such a group of ranks, and items_per_step is this rank's part
+        of them. `settings` may have only world_size and the parameters. Not called for classes with
+        `shares_work`.
         """
         return 1
 

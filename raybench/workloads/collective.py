@@ -12,8 +12,6 @@
 n is the number of ranks, a share 1 / n of the message. sendrecv is a ring: each rank sends to the
 next one. Sources: doc/PERFORMANCE.md and, for sendrecv, src/sendrecv.cu of
 https://github.com/NVIDIA/nccl-tests.
-
-`raybench plan` imports this module, so torch is imported inside the functions that need it.
 """
 
 from __future__ import annotations
@@ -149,7 +147,7 @@ class Payload:
 
         Args:
             received: 1-d, of the payload's dtype and device.
-            ranks: `received` must be the sum of the messages of these ranks.
+            ranks: the messages of these ranks must add up to `received`.
             start: index in the messages at which `received` begins.
         """
         import torch
@@ -296,8 +294,8 @@ class Collective(Workload):
 class GroupedCollective(Collective):
     """Does one collective operation in groups of ranks, all at the same time.
 
-    Bandwidths are those of one group. If groups differ in size, rank 0's group determines busbw, or
-    the first group if rank 0 waits.
+    Bandwidths count one group. If groups differ in size, rank 0's group determines busbw, or the
+    first group if rank 0 waits.
     """
 
     def __init__(

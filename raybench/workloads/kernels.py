@@ -1,7 +1,4 @@
-"""Workloads that run one kernel or copy on each device: products, launches, memory.
-
-`raybench plan` imports this module, so torch is imported inside the functions that need it.
-"""
+"""Workloads that run one kernel or copy on each device: products, launches, memory."""
 
 from __future__ import annotations
 
@@ -76,11 +73,11 @@ class Gemm(Workload):
     def check(self) -> None:
         """Raise WrongResultError if the last product is wrong by more than rounding.
 
-        The check computes 64 random rows and 64 random columns, always the same, in float64. The
-        product is NaN before the first step and after each check.
+        The product is NaN before the first step and after each check.
         """
         import torch
 
+        # Compute 64 random rows and columns, always the same, in float64.
         rows, columns = (
             torch.randint(size, (64,), generator=torch.Generator().manual_seed(size))
             for size in self.product.shape
@@ -358,8 +355,8 @@ def memory_gb_s(context: Context) -> float | None:
 class HostCopy(Workload):
     """Copies to the device, from it, or both ways at once: bandwidth of the link to the host.
 
-    The bytes that cross the link count; both ways are twice size_bytes. A CPU worker has no such
-    link and copies within the host's memory.
+    Bandwidth counts the bytes that cross the link, so both ways are twice size_bytes. A CPU worker
+    copies within the host's memory.
     """
 
     takes_batch_size = takes_precision = False
@@ -425,10 +422,7 @@ class HostCopy(Workload):
         current.wait_stream(self._second_stream)
 
     def check(self) -> None:
-        """Raise WrongResultError if the received bytes differ from the sent bytes.
-
-        Targets are wrong before the first step and after each check.
-        """
+        """Raise WrongResultError if received bytes differ from sent bytes, or before a step."""
         import torch
 
         for source, target in self._copies:

@@ -2,8 +2,8 @@
 
 FSDP2 divides a model; a Llama is also divided by tensor parallelism, and its tokens by context
 parallelism: each rank gathers the keys and values of all ranks, as Llama 3 was trained (Grattafiori
-et al. 2024, 3.3.2). torch's `context_parallel` is not used, because it supports only CUDA kernels
-(torch 2.11, 2.13), so its results could not be tested on CPUs.
+et al. 2024, 3.3.2). torch's `context_parallel` supports only CUDA kernels (torch 2.11, 2.13), so
+tests on CPUs could not check it.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Block(nn.Module):
 
         Args:
             x: (batch, length, width).
-            rotation: rotation of these tokens; None for GPT-2.
+            rotation: rotation of the tokens; None for GPT-2.
             cache: cache of this layer; None if there are no earlier tokens.
         """
         if self._checkpointing == "none":
@@ -400,9 +400,8 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bool = False) -> None:
     """Replace linear layers inside the model by float8 layers, in place; not on meta.
 
-    The new layers keep the parameters, but not the hooks. They follow torchao's recipe
-    `tensorwise`: the largest number of a tensor determines its scale. All widths and the number of
-    tokens of a pass must be multiples of 16.
+    The new layers keep the parameters, but not the hooks. All widths and the number of tokens of a
+    pass must be multiples of 16.
 
     Args:
         emulate: round numbers to float8 and multiply them in fp32, on any device.
@@ -427,6 +426,7 @@ def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bo
     except ImportError as error:
         raise UsageError(f"precision float8: torchao cannot be imported: {error}") from error
 
+    # torchao's default recipe is `tensorwise`: the largest number of a tensor determines its scale.
     convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulate))
 
 

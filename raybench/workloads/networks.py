@@ -1,7 +1,4 @@
-"""The workloads `mlp`, `linear`, `resnet50` and `smoke`, which train small networks.
-
-`raybench plan` imports this module, so torch is imported inside the functions that need it.
-"""
+"""The workloads `mlp`, `linear`, `resnet50` and `smoke`, which train small networks."""
 
 from __future__ import annotations
 
@@ -245,14 +242,10 @@ def load_batches(
 ) -> Iterator[Batch]:
     """Return an endless iterator over full batches on the device, from a shuffling DataLoader.
 
-    An epoch drops left-over rows. Waiting for a batch adds to the part `data` of `context.parts`.
-    The loader's processes start in this call and end when the iterator is closed or dropped. Each
-    rank needs at least the rows of one batch.
+    The time spent waiting for a batch adds to the part `data` of `context.parts`.
 
     Args:
-        inputs: rows in host memory, equal on all ranks.
-        num_workers: number of processes; 0 loads in this process.
-        pin_memory: copy batches from pinned memory.
+        inputs: rows in host memory, equal on all ranks; at least one batch for each rank.
         distributed_sampler: divide the rows over the ranks; otherwise each rank gets all rows.
     """
     from torch import Generator
@@ -320,8 +313,8 @@ _SIZES = {"resnet18": (11_689_512, 2_483_712), "resnet50": (25_557_032, 11_113_9
 class ResNet(Model):
     """Trains or runs a residual network of torchvision on random images; one item is one image.
 
-    The weights are random, from the seed. Normalisation layers get the statistics of the first
-    batch, as after training. Without them the outputs of so many layers would explode.
+    The weights are random. Normalisation layers get the statistics of the first batch, because
+    without statistics the outputs of so many layers would explode.
     """
 
     items = "images"

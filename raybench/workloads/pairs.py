@@ -1,7 +1,6 @@
 """The workload `pairs`, messages within disjoint pairs of devices, and a probe of transports.
 
-`raybench plan` imports this module, so torch is imported inside the functions that need it. The
-module is also a program, for `TransportProbe`:
+The module is also a program, for `TransportProbe`:
 
     torchrun --nproc-per-node=2 -m raybench.workloads.pairs cuda
 
@@ -188,11 +187,10 @@ class Pairs(Workload):
         self._issue()
 
     def check(self) -> None:
-        """Raise WrongResultError, which names the pair, if the last message has wrong bytes.
+        """Raise WrongResultError if the last message has wrong bytes, or if no step has run.
 
-        The receiver checks the message; with transport copy the lower rank does. The message is
-        wrong before the first step and after each check. With copy, wait for both devices before
-        and after this call.
+        The receiver checks the message; with transport copy the lower rank, which must wait for
+        both devices before and after this call.
         """
         import torch
 

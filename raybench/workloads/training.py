@@ -273,11 +273,9 @@ class Model(Workload):
     def gradient_error(self) -> float:
         """Return the largest relative error of a parameter's gradient in a step. Collective.
 
-        The error is the norm of the difference to a reference, divided by the norm of the
-        reference; it is not finite if a gradient is not finite. The reference is the gradient over
-        the samples of all ranks without DistributedDataParallel, with the BatchNorm statistics of
-        each batch. The attribute is None after `load` and for a model that dp_shard, cp or tp
-        divides.
+        The error is |gradient - reference| / |reference| in norms. The reference is the gradient
+        over the samples of all ranks without DistributedDataParallel. The attribute is None after
+        `load` and for a model that dp_shard, cp or tp divides.
         """
         import torch
         from torch import distributed as dist

@@ -1,9 +1,8 @@
 """The process of a script, which runs as `__main__` and is held where an iteration ends.
 
 `running.py` starts this file as a program. While steps are timed, `hangs/responder.py` is the only
-other file of raybench in this process. This file does not import torch: once the script has
-imported torch, every optimizer of torch.optim calls `_StepControl.end_step` when its `step`
-returns.
+other file of raybench in this process. Once the script has imported torch, every optimizer calls
+`_StepControl.end_step` when its `step` returns.
 
 Messages are lines of JSON. The parent asks for a number of steps, and this process answers with
 their durations. Between two blocks the script waits in its optimizer.

@@ -92,7 +92,6 @@ class ScriptPart:
         """Prepare the part; `build` starts the script.
 
         Args:
-            task: the point with the script.
             serve_store: starts the TCP store of the script's ranks; called on rank 0 only.
             is_aborted: tells whether another rank has failed.
             deadline_s: time limit by `time.monotonic`.
@@ -142,8 +141,6 @@ class RunningScript(Workload):
         """Start the script and wait for its first step. Collective: every rank must call it.
 
         Args:
-            context: this rank.
-            task: the point with the script.
             store: TCP store of the script's ranks, served by rank 0; None on other ranks.
             is_aborted: tells whether another rank has failed.
             deadline_s: time limit by `time.monotonic`; shortly before, the script writes its stack.
