@@ -131,7 +131,7 @@ def _replaced_functions() -> Iterator[None]:
         sender = (group.rank() + 1) % group.size()
         return receive(group, tensors, tag)
 
-    def broadcast_defined_sizes(tensor: Tensor, *values: Any, **named: Any) -> Any:
+    def broadcast_zero_sizes(tensor: Tensor, *values: Any, **named: Any) -> Any:
         group, source = named.get("group"), named.get("group_src")
         if group is not None and source not in (None, group.rank()):
             # torch initialises the sizes of objects only on the rank that sends them.
@@ -148,7 +148,7 @@ def _replaced_functions() -> Iterator[None]:
         (ProcessGroup, "_end_coalescing"): lambda group, device: _complete_work([]),
         (ProcessGroup, "recv_anysource"): receive_from_next_rank,
         (Work, "_source_rank"): lambda work: sender,
-        (c10d, "broadcast"): broadcast_defined_sizes,
+        (c10d, "broadcast"): broadcast_zero_sizes,
         (c10d, "_tensor_to_object"): load_or_none,
     }
     # Read `vars`, because getattr of a class would return unbound functions.

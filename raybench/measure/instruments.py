@@ -61,9 +61,11 @@ class Timer:
             lead_in: number of untimed iterations before, which fill the queue of the device.
         """
         with self.in_block():
-            return self._time(step, iterations, parts, lead_in)
+            return self._time_iterations(step, iterations, parts, lead_in)
 
-    def _time(self, step: Step, iterations: int, parts: PartTimes, lead_in: int) -> Samples:
+    def _time_iterations(
+        self, step: Step, iterations: int, parts: PartTimes, lead_in: int
+    ) -> Samples:
         events: list[torch.cuda.Event] = []
         mark: Callable[[], None] = lambda: None  # noqa: E731
         if self._on_gpu:
@@ -181,7 +183,7 @@ class MemoryUse:
         # Allocations that succeeded only after cached memory was freed, and calls of cudaMalloc,
         # both inside `counting`. They stop the device; a step in a steady state has none.
         self.retries = self.device_allocs = 0 if self._is_counted else None
-        self._reset()
+        self._reset_peaks()
 
     def restart(self) -> None:
         """Forget the peak of allocated memory since the last `paused`; call this after a warm-up.
@@ -189,8 +191,8 @@ class MemoryUse:
         In the warm-up gradients may count twice: DDP makes new buckets in the second step, and NCCL
         keeps the first buckets for some steps.
         """
-        self._read_reserved()
-        self._reset()
+        self._update_reserved_peak()
+        self._reset_peaks()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -198,12 +200,12 @@ class MemoryUse:
 
         Memory that is still allocated or reserved at the end of the block counts from then on.
         """
-        self._read_reserved()
+        self._update_reserved_peak()
         if self._is_counted:
             allocated = torch.cuda.max_memory_allocated(self._device)
             self.allocated_bytes = max(allocated, self.allocated_bytes or 0)
         yield
-        self._reset()
+        self._reset_peaks()
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -217,12 +219,12 @@ class MemoryUse:
         self.retries += after["num_alloc_retries"] - before["num_alloc_retries"]
         self.device_allocs += after["num_device_alloc"] - before["num_device_alloc"]
 
-    def _read_reserved(self) -> None:
+    def _update_reserved_peak(self) -> None:
         if self._is_counted:
             reserved = torch.cuda.max_memory_reserved(self._device)
             self.reserved_bytes = max(reserved, self.reserved_bytes or 0)
 
-    def _reset(self) -> None:
+    def _reset_peaks(self) -> None:
         if self._is_counted:
             torch.cuda.reset_peak_memory_stats(self._device)
 

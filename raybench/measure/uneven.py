@@ -121,7 +121,7 @@ def share_out(
         context=share_context,
         kind=kind,
         share=share,
-        doubts=tuple(_doubts(step, share, has_batch_norm=is_normalized)),
+        doubts=tuple(_share_doubts(step, share, has_batch_norm=is_normalized)),
     )
 
 
@@ -155,7 +155,7 @@ def _choose_shares(prober: StepProber, group_probe: GroupProbe) -> tuple[Shares,
     return shares, time_local_steps(shares)
 
 
-def _doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) -> Iterator[Doubt]:
+def _share_doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) -> Iterator[Doubt]:
     point = step.point
     if share.slow_ratio is not None:
         yield Doubt(

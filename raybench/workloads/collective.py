@@ -263,8 +263,8 @@ class Collective(Workload):
     def check(self) -> None:
         """Raise WrongResultError if an element of the last output is not exact. Collective.
 
-        The output is wrong before the first step and after each check, except at the root of a
-        broadcast.
+        Before the first step and after each check the output has wrong elements, except at the root
+        of a broadcast.
         """
         if self._operation == "all_reduce":
             # The operation is in place, so the last step has reduced sums. Reduce messages instead.

@@ -165,7 +165,7 @@ class Dit(Workload):
 
 
 def _choose_degrees(world_size: int, ulysses: int | None, ring: int | None) -> tuple[int, int]:
-    """Return ulysses and ring; if both are missing, ulysses is world_size."""
+    """Return ulysses and ring; choose a missing degree so that their product is world_size."""
     if ulysses is None:
         ring = ring or 1
         return max(1, world_size // ring), ring

@@ -330,7 +330,7 @@ def memory_gb_s(context: Context) -> float | None:
     """Measure the device's memory bandwidth in GB/s (1e9 bytes) by the triad of `memory`.
 
     Returns:
-        None on the meta device. On a CPU with a large cache, the bandwidth of the cache.
+        None on the meta device. On a CPU a large cache may hold the arrays.
 
     Raises:
         torch.OutOfMemoryError: a GPU has less than 3 GiB of free memory.
@@ -422,7 +422,7 @@ class HostCopy(Workload):
         current.wait_stream(self._second_stream)
 
     def check(self) -> None:
-        """Raise WrongResultError if received bytes differ from sent bytes, or before a step."""
+        """Raise WrongResultError if the target of a copy has other bytes than its source."""
         import torch
 
         for source, target in self._copies:
