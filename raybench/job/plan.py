@@ -17,9 +17,7 @@ from raybench.job.declarations import missing_packages, ranks_per_item, shares_w
 from raybench.job.model import BatchSearch, Job
 from raybench.job.point import (
     BATCH_SIZES,
-    BY_ACCUMULATION,
     EXECUTION,
-    FAST,
     RUN_SETTINGS,
     SCRIPT,
     Point,
@@ -30,6 +28,7 @@ from raybench.job.point import (
     product_of,
 )
 from raybench.job.problems import JobProblem, KeyPath, quote, say_unknown
+from raybench.job.uneven import why_not_uneven
 
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
 
@@ -272,31 +271,11 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
 
 
 def _why_not(point: Point) -> str | None:
-    """Return why the devices or shares of a point are impossible."""
+    """Return why the devices or the shares of a point are impossible, or None."""
     named = len(device_numbers(point.devices))
     if named and named < point.world_size:
         return f"devices: {point.devices} are {named}, world_size is {point.world_size}"
-    if not point.is_uneven:
-        return None
-    if point.cuda_graph:
-        return "cuda_graph: true does not go with shares and slow_ratio; leave it out"
-    if point.shares == FAST and point.slow_ratio < 1 and point.slow_count >= point.world_size:
-        return f"shares: fast leaves no device when slow_count {point.slow_count} are all"
-    if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
-        return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
-    if "/" not in point.shares:
-        return None
-    shares = [int(items) for items in point.shares.split("/")]
-    if len(shares) != point.world_size:
-        return f"shares: {point.shares} are {len(shares)}, world_size is {point.world_size}"
-    if sum(shares) != point.global_batch_size:
-        return (
-            f"shares: {point.shares} are {sum(shares)} samples together, a step has "
-            f"{point.global_batch_size}"
-        )
-    if any(items % point.grad_accumulation for items in shares):
-        return f"shares: {point.shares} cannot be divided by grad_accumulation"
-    return None
+    return why_not_uneven(point) if point.is_uneven else None
 
 
 def _remarks(job: Job) -> Iterator[JobProblem]:
