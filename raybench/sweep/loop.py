@@ -137,8 +137,8 @@ def sweep(
         cluster: its workers must be started.
         write: receives the records before their events, on the caller's thread.
         source: adds points while the sweep runs; None adds none.
-        stopping: once it returns True, no further point starts or is added, and the sweep ends
-            when the points in flight have ended.
+        stopping: once it returns True, no further point starts, and the sweep ends when the points
+            in flight have ended.
 
     Raises:
         KeyboardInterrupt, GeneratorExit: points in flight are written as cancelled first.
@@ -327,7 +327,8 @@ class _Loop:
             if self.settings.stop_on_error and record.status.is_failure and not is_searched:
                 self._schedule.stop(attempt.point.point_id)
             yield PointFinished(index=attempt.index, record=record)
-            if not self.stopping() and attempt.round == 1 and not attempt.control_of:
+            # Also while the sweep stops: these points are then left for a resumed run.
+            if attempt.round == 1 and not attempt.control_of:
                 yield from self._add(self.source.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:

@@ -17,7 +17,7 @@ from raybench.cluster.device_reservation import (
 from raybench.errors import ClusterError, DevicesInUseError, ResultsError
 from raybench.job.model import Job
 from raybench.records.environment import warn_of_torch
-from raybench.records.record import Record, TrialKey
+from raybench.records.record import Record
 from raybench.records.status import RunStatus, Status
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore, hold_run
@@ -201,7 +201,7 @@ def record_run(
         ):
             for event in events:
                 rows.note(event)
-                _note_end(event, rows, interrupts, source)
+                _note_end(event, interrupts, source)
                 progress.show(event)
         for line in source.last_lines():
             rows.listener.tell(line)
@@ -226,17 +226,11 @@ def record_run(
     return run
 
 
-def _note_end(event: Event, rows: RunRows, interrupts: Interrupts, source: PointSource) -> None:
+def _note_end(event: Event, interrupts: Interrupts, source: PointSource) -> None:
     """Count the points in flight, and tell the source of each record."""
     if isinstance(event, PointStarted):
         interrupts.in_flight += 1
     elif isinstance(event, PointFinished | PointRetried):
         record = event.record
         interrupts.in_flight -= record.status is not Status.SKIPPED
-        is_first = record.key == TrialKey(record.point.point_id)
-        if interrupts.stopping and isinstance(event, PointFinished) and is_first:
-            # When the loop stops, it no longer asks the source for points. Ask here, so that the
-            # points count as unfinished and a resumed run measures them.
-            follow_ups = source.follow_ups(record)
-            rows.unfinished.update(TrialKey(point.point_id) for point in follow_ups)
         source.note(record)

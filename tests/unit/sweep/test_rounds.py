@@ -193,6 +193,19 @@ def test_further_rounds_continue_until_no_point_is_requested():
     assert len(added) == 3
 
 
+def test_a_stopped_search_leaves_its_next_batch():
+    records = []
+    plan = Plan(points=(make_point(batch_size=8),))
+    swept = Swept(
+        Rounds(plan=plan),
+        stopping=lambda: bool(records),
+        follow_ups=lambda record: records.append(record) or [make_point(batch_size=16)],
+    )
+    assert [record.point.batch_size for record in swept.records] == [8]
+    added = [event for event in swept.events if isinstance(event, loop.PointAdded)]
+    assert [event.point.batch_size for event in added] == [16]
+
+
 def test_a_stopped_sweep_requests_no_further_round():
     swept = Swept(
         rounds_of(count=2),
