@@ -15,6 +15,7 @@ from raybench.records.metrics import Column
 from raybench.records.status import Status
 from raybench.results.breakdown import PartColumns
 from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumns, StepColumns
+from raybench.results.uneven import UnevenColumns
 from raybench.stats.outliers import confirmed_excess_ms, stands_out
 
 # The parts and the step time come from different steps, so the parts may exceed it by 10 %.
@@ -82,33 +83,6 @@ class PointColumns(AttemptKey):
     grad_accumulation: Annotated[int | None, Column("", "passes per step")] = None
     models_by_rank: Annotated[
         tuple[str, ...] | None, Column("", "models of the devices, in rank order")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnevenColumns:
-    """How an uneven step is divided, and the probes of each device."""
-
-    share_by_rank: Annotated[
-        tuple[int, ...] | None, Column("samples", "of a step, where shares are uneven")
-    ] = None
-    fixed_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "of a step, by a probe of the device alone")
-    ] = None
-    speed_by_rank: Annotated[
-        tuple[float, ...] | None, Column("samples/s", "of further samples, by the probe")
-    ] = None
-    slow_ratio_by_rank: Annotated[
-        tuple[float | None, ...] | None, Column("", "measured, of emulated devices; null: none")
-    ] = None
-    exchange_ms: Annotated[
-        float | None, Column("ms", "what an exchange adds to a balanced step")
-    ] = None
-    predicted_step_ms: Annotated[
-        float | None, Column("ms", "longest own step and the exchange")
-    ] = None
-    crossover_batch: Annotated[
-        float | None, Column("samples", "global; above it by_speed beats fast")
     ] = None
 
 

@@ -24,6 +24,7 @@ from raybench.results.metrics import (
 )
 from raybench.results.point_row import PointRow
 from raybench.results.tables import storable
+from raybench.results.uneven import uneven_columns
 
 if TYPE_CHECKING:
     from raybench.job.model import Measure
@@ -132,15 +133,7 @@ def point_metrics(record: Record) -> dict[str, Any]:
     if shares:
         columns["gradient_error"] = shares[0].gradient_error
     if shares and len(shares) == len(record.measurements):
-        columns |= {
-            "share_by_rank": tuple(share.items for share in shares),
-            "fixed_ms_by_rank": tuple(share.fixed_ms for share in shares),
-            "speed_by_rank": tuple(share.items_per_s for share in shares),
-            "slow_ratio_by_rank": tuple(share.slow_ratio for share in shares),
-            "exchange_ms": shares[0].exchange_ms,
-            "predicted_step_ms": shares[0].predicted_step_ms,
-            "crossover_batch": shares[0].crossover_batch,
-        }
+        columns |= vars(uneven_columns(shares))
     return {
         **columns,
         "methods": methods or None,
