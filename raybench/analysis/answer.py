@@ -306,7 +306,8 @@ class RunAnswer:
     @cached_property
     def doubts(self) -> tuple[DoubtGroup, ...]:
         """The doubts about the run; the doubts that can change the answer come first."""
-        concerning, other = [], []
+        concerning: list[DoubtGroup] = []
+        other: list[DoubtGroup] = []
         for group in self.data.doubts:
             (concerning if self.concerns(group.worst.kind) else other).append(group)
         return (*concerning, *other)

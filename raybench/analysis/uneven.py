@@ -144,7 +144,8 @@ class UnevenFleet:
         # Take the first scenario that has probes.
         speeds_of_scenarios = (probe_speeds(scenario.row) for scenario in self.scenarios.values())
         speeds = next(filter(None, speeds_of_scenarios), [])
-        fast, slow = [], []
+        fast: list[float] = []
+        slow: list[float] = []
         for speed, rank in zip(speeds, self._ranks, strict=False):
             (fast if rank.is_fast else slow).append(speed)
         return fmean(slow) / fmean(fast) if slow and fast else 1.0

@@ -179,16 +179,10 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     if hooked_ms is not None and not is_same_step:
         methods.pop("wait_ms", None)
         not_measured["wait_ms"] = NotMeasured.OTHER_STEP
-    # The longest wait of a rank in the last collective, the tail of the step. A rank cannot wait
-    # while it works, or while the collective transfers data.
+    # The tail of a step is its last collective, in which ranks wait for each other.
     wait_ms, tails = None, [b.tail_ms for b in breakdowns]
     if is_same_step and len(tails) > 1 and all(tails) and local_ms:
-        transfer_ms = stats.median_of_smallest(tails) or 0.0
-        waits_ms = []
-        for tail_wait_ms, work_ms in zip(stats.median_above_smallest(tails), local_ms, strict=True):
-            longest_wait_ms = step_ms - transfer_ms - work_ms
-            waits_ms.append(max(0.0, min(tail_wait_ms, longest_wait_ms)))
-        wait_ms = max(waits_ms)
+        wait_ms = _longest_wait_ms(tails, local_ms, step_ms)
     # If only gradients are reduced, `comm_ms` is the time of the all-reduce.
     traffic, bus_gb_s = breakdowns[0].traffic if breakdowns else (), None
     if comm_ms and [kind_traffic.kind for kind_traffic in traffic] == ["all_reduce"]:
@@ -226,6 +220,19 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         not_measured=not_measured or None,
         **_slowest_rank_columns(measurements, breakdowns, local_ms, step_ms),
     )
+
+
+def _longest_wait_ms(
+    tails: Sequence[Sequence[float]], local_ms: Sequence[float], step_ms: float
+) -> float:
+    """Return the longest wait of a rank in the last collective of a step."""
+    transfer_ms = stats.median_of_smallest(tails) or 0.0
+    waits_ms = []
+    for wait_ms, work_ms in zip(stats.median_above_smallest(tails), local_ms, strict=True):
+        # A rank cannot wait while it works, or while the collective transfers data.
+        upper_bound_ms = step_ms - transfer_ms - work_ms
+        waits_ms.append(max(0.0, min(wait_ms, upper_bound_ms)))
+    return max(waits_ms)
 
 
 def split_rest(
