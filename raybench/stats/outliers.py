@@ -171,9 +171,9 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
-    """Return the standard error of a difference of two hosts, whose pace fluctuates slowly.
+    """Return one third of the difference that chance explains between two hosts, in ms.
 
-    For six or more ranks, the error comes from the differences between ranks: Grubbs' test (F. E.
+    For six or more ranks, the result comes from the differences between ranks: Grubbs' test (F. E.
     Grubbs, "Procedures for detecting outlying observations in samples", Technometrics 11(1), 1969).
     For fewer ranks, it comes from the fluctuations of the timed steps.
 
@@ -191,13 +191,13 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
     peers = medians[: len(medians) - 1 - slow_peers]
     sd_ms = stdev(peers) * (_TRUNCATION_FACTOR if slow_peers else 1.0)
     error_ms = sd_ms * math.sqrt(1 + 1 / (len(medians) - 1))
-    # `stands_out` multiplies the error by MARK_ERRORS, so the product is the critical difference.
+    # `stands_out` multiplies the result by MARK_ERRORS, which is three.
     critical_t = student_t(len(peers) - 1, 1 - 2 * _FALSE_ALARMS_OF_HOSTS / len(ranks))
     return critical_t / MARK_ERRORS * error_ms
 
 
 def _fluctuation_error_ms(steps_ms: Sequence[float], confidence: float) -> float:
-    """Return the standard error of a difference of two hosts that fluctuate like these steps."""
+    """Return one third of the difference that chance explains between two hosts with such steps."""
     if len(steps_ms) < _WINDOWS * _MIN_STEPS_OF_WINDOW:
         return 0.0
     windows = _cut(steps_ms, _WINDOWS)
@@ -205,7 +205,7 @@ def _fluctuation_error_ms(steps_ms: Sequence[float], confidence: float) -> float
     independent_variance = fmean(median_error(window) ** 2 for window in windows)
     slow_variance = max(0.0, variance(map(median, windows)) - independent_variance)
     critical_t = _SLOW_FLUCTUATIONS * student_t(_WINDOWS - 1, confidence)
-    # `stands_out` multiplies the error by MARK_ERRORS.
+    # `stands_out` multiplies the result by MARK_ERRORS, which is three.
     return critical_t / MARK_ERRORS * math.sqrt(2 * slow_variance)
 
 
