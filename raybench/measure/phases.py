@@ -427,7 +427,8 @@ def _point_ns(blocks: Sequence[_Block]) -> Sequence[float]:
     if not blocks:
         return ()
     ranks_ns = np.concatenate([block.ranks_ns for block in blocks], axis=1)
-    return step_series(list(ranks_ns)).tolist()
+    point_ns: list[float] = step_series(list(ranks_ns)).tolist()
+    return point_ns
 
 
 def _check_gradients(workload: Workload, run: _PointRun) -> None:

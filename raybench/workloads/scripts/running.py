@@ -306,12 +306,13 @@ class RunningScript(Workload):
 
     def _receive(self) -> dict[str, Any]:
         """Return the next message; if the script has ended or failed, see `_end_message`."""
+        sources: list[Any] = [self._socket, self._pidfd]
         while b"\n" not in self._received:
             overtime_s = time.monotonic() - self._deadline_s
             is_hang_search = 0 <= overtime_s < _HANG_SEARCH_S
             if not is_hang_search and self._is_aborted():
                 raise ScriptAbortedError
-            ready, _, _ = select.select([self._socket, self._pidfd], [], [], 0.05)
+            ready, _, _ = select.select(sources, [], [], 0.05)
             if not ready:
                 continue
             # If only the pidfd is ready, the script has ended, although its children may keep the
