@@ -320,7 +320,7 @@ class Counted:
 
 
 def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
-    """Count the operations of one step on one rank; after an error say why not. Collective.
+    """Count the operations of one step on one rank; if that fails, return the reason. Collective.
 
     This builds the workload for one rank on the meta device and runs one step. If ranks share
     items, each rank gets an equal part of the operations.

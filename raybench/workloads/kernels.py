@@ -392,11 +392,11 @@ class HostCopy(Workload):
         host = "cpu" if on_gpu else context.device
         # Fill each source with numbers that differ from its target.
         for way in ways:
-            at_host = torch.empty(
+            host_data = torch.empty(
                 size_bytes // 8, dtype=torch.int64, device=host, pin_memory=pinned and on_gpu
             )
-            at_device = torch.empty_like(at_host, device=context.device, pin_memory=False)
-            source, target = (at_host, at_device) if way == "h2d" else (at_device, at_host)
+            device_data = torch.empty_like(host_data, device=context.device, pin_memory=False)
+            source, target = (host_data, device_data) if way == "h2d" else (device_data, host_data)
             source.copy_(torch.arange(len(source), device=source.device))
             target.fill_(_NOT_SENT)
             self._copies.append((source, target))

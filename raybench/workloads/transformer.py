@@ -291,17 +291,18 @@ class Transformer(Model):
             saved_numbers = 14 * shape.width
         # Bytes per token that the backward pass of a block reads.
         block_bytes = 2 * residual_size * shape.width + element_size * saved_numbers
-        # Bytes per token that a block keeps from its forward pass.
-        kept_bytes = {
+        # Bytes per token that a block keeps from its forward pass, by checkpointing.
+        kept_bytes: dict[Checkpointing, float] = {
             "none": block_bytes,
             "selective": block_bytes / 2,
             "full": residual_size * shape.width,
-        }[_CHECKPOINTING[settings["activation_checkpointing"]]]
+        }
+        checkpointing = _CHECKPOINTING[settings["activation_checkpointing"]]
         autocast_weights = 2.0 * parameters if is_autocast else 0.0
         # The logits or their gradient. Uncompiled code also keeps softmax and its gradient in fp32.
         logit_bytes = 2 * element_size if is_compiled else 8 + element_size
         step = StepBytes(
-            saved=shape.layers * tokens * kept_bytes + autocast_weights,
+            saved=shape.layers * tokens * kept_bytes[checkpointing] + autocast_weights,
             at_loss=tokens * shape.vocabulary * logit_bytes,
             recomputed=tokens * block_bytes,
             # Inputs and targets are int64.
