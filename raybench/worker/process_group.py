@@ -77,7 +77,7 @@ class ProcessGroup:
         self._broken_group: GroupSpec | None = None
         # Held while a group is formed, left or broken, because the waiting thread may break it.
         self._lock = threading.Lock()
-        self.nccl_log = NcclLog()
+        self.nccl_log = NcclLogFile()
 
     def join(self, task: Task, rank_info: RankInfo, group: GroupSpec | None) -> None:
         """Make `group` the current group, and set torchrun's variables. Collective.
@@ -336,7 +336,7 @@ def _find_log_reset() -> Callable[[], object] | None:
     return reset_log
 
 
-class NcclLog:
+class NcclLogFile:
     """NCCL's log of its connections and of its algorithms, in a file in memory.
 
     Unused if the user has set NCCL_DEBUG.

@@ -94,7 +94,7 @@ def no_log(monkeypatch):
 
 def test_the_nccl_log_of_the_user_is_unchanged(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    log = process_group.NcclLog()
+    log = process_group.NcclLogFile()
     with log.record():
         assert "NCCL_DEBUG_FILE" not in os.environ
         assert os.environ["NCCL_DEBUG"] == "WARN"
@@ -126,7 +126,7 @@ CHOICE = (
 
 
 def test_nccl_choices_and_routes_are_read_from_log():
-    log = process_group.NcclLog(lambda: nccl.read_again)
+    log = process_group.NcclLogFile(lambda: nccl.read_again)
     with pytest.raises(TimeoutError), log.record():
         raise TimeoutError  # before NCCL is used
     with log.record():
@@ -146,7 +146,7 @@ def test_nccl_choices_and_routes_are_read_from_log():
 
 
 def test_a_failed_step_restores_the_nccl_log():
-    log = process_group.NcclLog(lambda: nccl.read_again)
+    log = process_group.NcclLogFile(lambda: nccl.read_again)
     with log.record():
         nccl = FakeNccl()
     with pytest.raises(ZeroDivisionError):
@@ -157,10 +157,10 @@ def test_a_failed_step_restores_the_nccl_log():
 
 def test_steps_run_even_without_an_nccl_log():
     steps: list[int] = []
-    without = process_group.NcclLog(lambda: None)
+    without = process_group.NcclLogFile(lambda: None)
     assert without.routes() == ()
     with without.record():
         pass
     assert without.choices(lambda: steps.append(1)) == ()
-    assert process_group.NcclLog().choices(lambda: steps.append(2)) == ()
+    assert process_group.NcclLogFile().choices(lambda: steps.append(2)) == ()
     assert steps == [1, 2]
