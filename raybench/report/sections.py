@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from raybench.analysis import rows as metrics
 from raybench.analysis.answer import LargestBatches, is_scaling, speed_up_half_width, why_not_known
 from raybench.analysis.references import counted_standings
-from raybench.analysis.rounds import MOST_RANKS, RankStep, ranks_of_step, ranks_to_show
+from raybench.analysis.rounds import RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import (
     DEGREES,
     ScaledRow,
@@ -499,37 +499,20 @@ def _ranks_note(is_of_first: bool) -> str:
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     """Return a table of the ranks of one point; None if no times of ranks were measured."""
     steps = {step.rank: step for step in ranks_to_show(ranks_of_step(row))}
-    unsynced, synced = row.wall_unsynced_ms_by_rank or (), row.wall_synced_ms_by_rank or ()
-    # Rank -> time without and with synchronizing. Ranks without work have no times.
-    wall_times_ms: dict[int, tuple[float, float]] = {}
-    if unsynced and synced:
-        working = [rank for rank, share in enumerate(row.share_by_rank or unsynced) if share]
-        wall_times_ms = dict(zip(working, zip(unsynced, synced, strict=True), strict=True))
-    ranks = sorted(steps) or sorted(wall_times_ms)[:MOST_RANKS]
-    if not ranks:
+    if not steps:
         return None
 
     def step_column(column_of_step: ColumnOf[RankStep]) -> ColumnOf[int]:
         head, cell = column_of_step
         return head, lambda rank: cell(steps[rank]) if rank in steps else ""
 
-    def wall_time_column(title: str, index: int, meaning: str) -> ColumnOf[int]:
-        def cell(rank: int) -> str:
-            return formatting.part(wall_times_ms.get(rank, (None, None))[index], unit)
-
-        return column(title, cell, meaning=meaning)
-
     columns = [
         column("rank", _rank_name, meaning=_RANK_MEANING),
         *map(step_column, _rank_columns(unit)[1:]),
-        wall_time_column(
-            "unsynced", 0, "what time.time() reports for a step without synchronizing"
-        ),
-        wall_time_column("synced", 1, "what time.time() reports for a step with synchronizing"),
     ]
     kind = f"Each rank's step, {unit.name}, from steps after the timed ones"
-    note = _ranks_note(is_of_first_round(row)) if steps else ""
-    return make_table(ranks, columns, kind=kind, note=note)
+    note = _ranks_note(is_of_first_round(row))
+    return make_table(sorted(steps), columns, kind=kind, note=note)
 
 
 _SCOPES_TITLE = "Blocks, forward pass and whole loop"
@@ -614,7 +597,7 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         yield _table_of_points(answer, lines, columns, kind=kind)
 
 
-def _shortest_step_ms(rows: Sequence[ScaledRow]) -> float:
+def _shortest_step_ms(rows: Iterable[ScaledRow]) -> float:
     return min(row.step_ms_p50 or 0.0 for row in rows)
 
 

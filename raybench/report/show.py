@@ -165,7 +165,7 @@ class PointList(Document):
             columns.append(_rate_column(metric, drop_rate, formatting.MILLISECONDS))
         for index, metric in enumerate(extras):
             columns.append(_rate_column(metric, len(extras) - index, unit))
-        reason = column(
+        reason: ColumnOf[PointRow] = column(
             "reason",
             lambda row: cut_middle(failure_of_row(row), 80),
             is_text=True,

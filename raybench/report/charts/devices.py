@@ -110,7 +110,8 @@ class _TimeAxis:
 
     def drawn_at(self, times_s: Any) -> np.ndarray:
         """Return the places of times on the axis."""
-        return np.interp(times_s, self.times_s, self.drawn_s)
+        drawn_s: np.ndarray = np.interp(times_s, self.times_s, self.drawn_s)
+        return drawn_s
 
 
 def _means_by_time(samples: pd.DataFrame, drawn_s: np.ndarray) -> pd.DataFrame:
