@@ -51,9 +51,9 @@ ALLOWED = {
     ("analysis/references.py", "find"): "fabric of a reference file",
     ("analysis/references.py", "shipped"): "name of a device",
     ("analysis/references.py", "quote"): "YAML",
-    ("analysis/references.py", "largest_value"): "name of a test in a reference file",
+    ("analysis/references.py", "largest_of_tests"): "name of a test in a reference file",
     ("analysis/rounds.py", "_combine"): "name of a column",
-    ("analysis/rows.py", "_AMOUNT"): "value of a setting",
+    ("analysis/rows.py", "_SIZE_WITH_UNIT"): "value of a setting",
 }
 
 
