@@ -253,9 +253,9 @@ class OfDatasheet:
 
 
 def with_declaration(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
-    """Return a metric that a workload declares with its unit and `over_step`.
+    """Return a metric that a workload declares with its unit, `over_step` and format.
 
-    The tables lack both, so they are read from the class of the workload. Other metrics are
+    The tables lack them, so they are read from the class of the workload. Other metrics are
     returned unchanged.
     """
     if metric is None or is_column(metric):
@@ -268,8 +268,12 @@ def with_declaration(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric
             declarations = declared_entries(workload_class, "metrics", "name", "unit")
         for declaration in declarations:
             if declaration.name == metric.name:
-                over_step = getattr(declaration, "over_step", None)
-                return replace(metric, unit=declaration.unit, over_step=over_step)
+                return replace(
+                    metric,
+                    unit=declaration.unit,
+                    over_step=getattr(declaration, "over_step", None),
+                    format=getattr(declaration, "format", metric.format),
+                )
     return metric
 
 

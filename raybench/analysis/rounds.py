@@ -37,7 +37,6 @@ _COLUMNS_WITH_NULLS = ("inner_iterations", "slowest_rank")
 # and have the same time. The used rounds have the same shares.
 _BREAKDOWN_COLUMNS = (
     *(*BREAKDOWN, "parts_step_ms", "host_bound", "slowest_rank", "share_by_rank"),
-    *("wall_unsynced_ms_by_rank", "wall_synced_ms_by_rank"),
 )
 
 

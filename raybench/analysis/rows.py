@@ -132,16 +132,6 @@ class ScaledRow(PointRow):
     why_no_breakdown: Annotated[
         Doubt | None, Column("", "why the parts of the step are null here though `points` has them")
     ] = None
-    wall_unsynced_share: Annotated[
-        float | None,
-        Column(
-            "",
-            "time.time() around a step without synchronizing, divided by the step time",
-            heading="time.time()/step",
-            meaning="what time.time() reports without synchronizing, in % of the step time",
-            format="share",
-        ),
-    ] = None
     scatter: Annotated[
         float | None,
         Column(

@@ -133,9 +133,6 @@ def _with_own_columns(row: PointRow, trials: Trials, baseline: Mapping[str, Scal
     breakdown_doubt = why_no_breakdown(row)
     column = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
-    # The wall times belong to the round of the parts; take the first rank.
-    wall_ms = next(iter(row.wall_unsynced_ms_by_rank or ()), None)
-    step_ms = step_of_parts(row)
     is_ok = row.status is Status.OK
     ok_rounds = trials.rounds(row).values() if is_ok else ()
     values = {**vars(row), "doubts": _known_doubts(row) if is_ok else None}
@@ -151,7 +148,6 @@ def _with_own_columns(row: PointRow, trials: Trials, baseline: Mapping[str, Scal
         rounds=len(trials.rounds(row)),
         is_baseline=is_baseline,
         samples_per_joule=samples_per_joule(ok_rounds),
-        wall_unsynced_share=wall_ms / step_ms if wall_ms and step_ms else None,
         scatter=None if not mean_ms or sd_ms is None else sd_ms / mean_ms,
         why_no_breakdown=breakdown_doubt,
     )

@@ -391,7 +391,7 @@ class AnswerSection(JobSection):
     ] = Field(
         default=None,
         description="Whether the largest or the smallest value is the best; by default the "
-        "smallest of times, memory, energy and wall_unsynced_share, and the largest of all others.",
+        "smallest of times, memory and energy, and the largest of all others.",
     )
 
 

@@ -19,6 +19,7 @@ BUILTIN: Mapping[str, str] = {
     "gemm": "raybench.workloads.kernels:Gemm",
     "grouped_collective": "raybench.workloads.collective:GroupedCollective",
     "host_copy": "raybench.workloads.kernels:HostCopy",
+    "host_timed_transformer": "raybench.workloads.transformer:HostTimedTransformer",
     "launch": "raybench.workloads.kernels:Launch",
     "linear": "raybench.workloads.networks:Linear",
     "memory": "raybench.workloads.kernels:Memory",

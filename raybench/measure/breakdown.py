@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -51,9 +50,10 @@ from raybench.measure.marks import (
     watch_peak,
 )
 from raybench.records.doubts import Doubt, DoubtKind, NotMeasured
-from raybench.records.measurement import Breakdown, PeakParts, RegionTime, WallTimes
+from raybench.records.measurement import Breakdown, PeakParts, RegionTime
 from raybench.stats.outliers import MARK_ERRORS, MARK_SHARE, median_error
 from raybench.workloads.base import Context, Workload
+from raybench.workloads.wall_clock import time_by_wall_clock
 
 # Sets a communication hook for the models of a workload; None removes the hook.
 SetHook = Callable[[Any], None]
@@ -97,10 +97,6 @@ _QUEUED_METHODS = {
     "host_gap_ms": "local step less the same step queued beforehand",
 }
 _PEAK_METHOD = "torch's allocator and what modules and optimizers hold, in a step that is watched"
-_WALL_METHODS = {
-    "wall_unsynced_ms_by_rank": "host clock around one step of an idle device, not waited for",
-    "wall_synced_ms_by_rank": "host clock around one step of an idle device, waited for",
-}
 
 # Untimed samples before each block.
 _LEAD_IN_SAMPLES = 2
@@ -171,18 +167,14 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
         regions_column = ("regions",) if context.regions.are_used else ()
-        columns = (*_TIME_COLUMNS, *_PEAK_COLUMNS, *_WALL_METHODS, *regions_column)
+        columns = (*_TIME_COLUMNS, *_PEAK_COLUMNS, *regions_column)
         return all_not_measured(NotMeasured.CUDA_GRAPH, columns)
     runner = _StepRunner(workload=workload, timer=timer, context=context, extent=extent)
-    wall, peak = None, None
+    peak = None
     with no_garbage_collection():
         # Time regions first, because later steps differ from the timed steps.
         regions, region_methods = _time_regions(runner)
-        if on_gpu:  # on a CPU the host's clock has timed the samples already
-            align_ranks(device)
-            workload.step()
-            wall_steps = min(extent.steps, _SINGLE_STEPS)
-            wall = time_by_wall_clock(workload.step, wall_steps, torch.cuda.synchronize)
+        if on_gpu:
             peak = watch_peak(workload.step, device)
         parts = _time_parts(runner)
 
@@ -193,13 +185,7 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
     else:
         why = NotMeasured.NO_MODEL if on_gpu else NotMeasured.MEMORY_OF_CPU
         not_measured |= dict.fromkeys(_PEAK_COLUMNS, why)
-    if on_gpu:
-        methods |= _WALL_METHODS
-    else:
-        not_measured |= dict.fromkeys(_WALL_METHODS, NotMeasured.CLOCK_OF_CPU)
-    return replace(
-        parts, regions=regions, wall=wall, peak=peak, methods=methods, not_measured=not_measured
-    )
+    return replace(parts, regions=regions, peak=peak, methods=methods, not_measured=not_measured)
 
 
 def all_not_measured(why: NotMeasured, columns: Sequence[str] = _TIME_COLUMNS) -> Breakdown:
@@ -228,27 +214,6 @@ def _time_regions(runner: _StepRunner) -> tuple[tuple[RegionTime, ...], dict[str
         names = ", ".join(sorted(map(str, context.regions.compiled)))
         methods.append(f"unknown where they are inside code for torch.compile: {names}")
     return times, {"regions": "; ".join(methods)} if methods else {}
-
-
-def time_by_wall_clock(step: Step, steps: int, wait: Callable[[], None]) -> WallTimes:
-    """Return the median ms until a step returns, and until its work is done, by the host's clock.
-
-    Args:
-        steps: number of steps, above 0; each begins on an idle device.
-        wait: blocks until the device is idle.
-    """
-    issued_ns, done_ns = [], []
-    for _ in range(steps):
-        wait()
-        start_ns = time.perf_counter_ns()
-        step()
-        issued_ns.append(time.perf_counter_ns() - start_ns)
-        wait()
-        done_ns.append(time.perf_counter_ns() - start_ns)
-    return WallTimes(
-        unsynced_ms=statistics.median(issued_ns) / NS_PER_MS,
-        synced_ms=statistics.median(done_ns) / NS_PER_MS,
-    )
 
 
 def _time_parts(runner: _StepRunner) -> Breakdown:

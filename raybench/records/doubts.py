@@ -130,7 +130,6 @@ class NotMeasured(StrEnum):
     COMMUNICATION = "communication", True
     NO_OPTIMIZER = "no_optimizer", True
     MEMORY_OF_CPU = "memory_of_cpu", True
-    CLOCK_OF_CPU = "clock_of_cpu", True
     GAP_OF_CPU = "gap_of_cpu", True
     CUDA_GRAPH = "cuda_graph"
     NO_DDP = "no_ddp"

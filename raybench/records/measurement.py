@@ -87,16 +87,6 @@ class PeakParts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WallTimes:
-    """Duration of a step by the host's clock; the step begins on an idle device."""
-
-    # Until the host has issued the step.
-    unsynced_ms: float
-    # Until the device has finished the step.
-    synced_ms: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
     """The parts of a rank's step, measured in extra steps after the timed steps.
 
@@ -120,8 +110,6 @@ class Breakdown:
     traffic: tuple[Traffic, ...] = ()
     peak: PeakParts | None = None
     regions: tuple[RegionTime, ...] = ()
-    # None on a CPU, or if unknown.
-    wall: WallTimes | None = None
     # Column or region -> how it was measured.
     methods: Mapping[str, str] = field(default_factory=dict)
     not_measured: Mapping[str, NotMeasured] = field(default_factory=dict)

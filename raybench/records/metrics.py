@@ -13,7 +13,7 @@ from raybench.errors import UsageError
 # How the values of ranks become one value.
 OverRanks = Literal["max", "min", "mean", "median", "sum"]
 # How an amount per step becomes a metric; `Metric` has the formulas.
-OverStep = Literal["ms_each", "per_second", "seconds"]
+OverStep = Literal["ms_each", "per_second", "seconds", "share"]
 # How a report writes a value. A `share` of 0.123 and a `percent` of 12.3 are both written as 12.3%;
 # `part` and `time` use the unit of the table; `choices` are the choices of NCCL.
 Format = Literal["number", "ratio", "share", "percent", "gib", "part", "time", "choices"]
@@ -65,10 +65,11 @@ class Metric:
             mean for a metric of a workload.
         over_step: for a metric of a workload whose value is an amount per step. ms_each: median
             step in ms / value. per_second: value / mean step in s. seconds: value * mean step in s.
+            share: value in ms / median step in ms.
         heading: heading in reports, with the unit. Empty: name and unit.
         meaning: legend in reports, without capital and full stop; {ranks} and {baseline} are
             replaced. Empty: the description.
-        format: how reports write the value; ignored for a metric of a workload.
+        format: how reports write the value; "number" and "share" for a metric of a workload.
 
     Raises:
         UsageError: `name` is not an identifier, or `over_ranks` or `over_step` is unknown.

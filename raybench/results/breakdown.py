@@ -122,12 +122,6 @@ class PartColumns:
     device_ms_by_rank: Annotated[
         tuple[float, ...] | None, Column("ms", "its work on the device, in the same order")
     ] = None
-    wall_unsynced_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "time.time() around a step without synchronizing")
-    ] = None
-    wall_synced_ms_by_rank: Annotated[
-        tuple[float, ...] | None, Column("ms", "time.time() around a step with synchronizing")
-    ] = None
     comm_calls: Annotated[
         Mapping[str, int] | None, Column("", "collectives a step by kind, largest rank")
     ] = None
@@ -207,12 +201,6 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         host_gap_ms=host_gap_ms,
         local_step_ms_by_rank=tuple(local_ms) or None,
         device_ms_by_rank=_complete([b.device_ms for b in breakdowns]),
-        wall_unsynced_ms_by_rank=_complete(
-            [b.wall.unsynced_ms if b.wall else None for b in breakdowns]
-        ),
-        wall_synced_ms_by_rank=_complete(
-            [b.wall.synced_ms if b.wall else None for b in breakdowns]
-        ),
         comm_calls=calls,
         comm_bytes=_largest_by_kind(breakdowns, lambda traffic: traffic.message_bytes),
         comm_busbw_gb_s=bus_gb_s,

@@ -342,8 +342,7 @@ def relate_to_step(
     """Return a metric of the point from its value per step; None for a division by zero.
 
     Args:
-        over_step: how the value relates to the step. ms_each: median step in ms / value.
-            per_second: value / mean step in s. seconds: value * mean step in s. None: unchanged.
+        over_step: as in `Metric`; None leaves the value unchanged.
         typical_ms: median step.
         mean_ms: mean step.
     """
@@ -354,6 +353,8 @@ def relate_to_step(
         return value * mean_s
     if over_step == "per_second":
         return value / mean_s if mean_s else None
+    if over_step == "share":
+        return value / typical_ms if typical_ms else None
     return typical_ms / value if value else None
 
 

@@ -43,6 +43,7 @@ from raybench.workloads.training import (
     product_bytes,
     slices,
 )
+from raybench.workloads.wall_clock import WALL_METRICS, time_by_wall_clock
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,6 +63,8 @@ _CHECKPOINTING: dict[bool | Checkpointing, Checkpointing] = {
 }
 # Few enough that their logits in fp32 need little memory.
 _COMPARED_TOKENS = 256
+# Steps that are timed one at a time by the host's clock.
+_WALL_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,3 +456,20 @@ def random_tokens(context: Context, vocabulary: int, shape: tuple[int, int]) -> 
     import torch
 
     return torch.randint(vocabulary, shape, generator=context.generator(), device=context.device)
+
+
+class HostTimedTransformer(Transformer):
+    """`transformer` whose single steps are also timed by the host's clock, on CUDA devices."""
+
+    metrics = (*Transformer.metrics, *WALL_METRICS)
+
+    def check(self) -> None:
+        """Check as `Transformer` does, and time single steps by the host's clock. Collective."""
+        import torch
+
+        super().check()
+        context = self._context
+        if context.device.type == "cuda" and not context.cuda_graph:
+            times = time_by_wall_clock(self.step, _WALL_STEPS, torch.cuda.synchronize)
+            self.wall_unsynced_share = times.unsynced_ms
+            self.wall_synced_share = times.synced_ms

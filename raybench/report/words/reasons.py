@@ -46,7 +46,6 @@ _NOT_MEASURED = {
     NotMeasured.COMMUNICATION: "the step itself is communication",
     NotMeasured.NO_OPTIMIZER: "the step calls no optimizer of torch.optim",
     NotMeasured.MEMORY_OF_CPU: "torch does not count the memory of a CPU",
-    NotMeasured.CLOCK_OF_CPU: "on a CPU the host's clock sees the whole step",
     NotMeasured.GAP_OF_CPU: "on a CPU the host computes",
     NotMeasured.CUDA_GRAPH: "a step that a CUDA graph replays cannot be divided into parts",
     NotMeasured.NO_DDP: "no model was wrapped by context.ddp(), and there is no set_comm_hook",

@@ -362,7 +362,7 @@ def test_old_run_answers_current_question():
 
 def test_answer_metrics_are_columns():
     # What `raybench.analysis.scaling` adds to the table `points`.
-    derived = {"speed_up", "efficiency", "samples_per_joule", "wall_unsynced_share"}
+    derived = {"speed_up", "efficiency", "samples_per_joule"}
     assert set(ANSWER_METRICS) - derived <= {column.name for column in TABLES["points"]}
 
 

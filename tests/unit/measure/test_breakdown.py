@@ -15,12 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from raybench.measure import breakdown, marks
-from raybench.measure.breakdown import Extent, break_down, time_by_wall_clock
+from raybench.measure.breakdown import Extent, break_down
 from raybench.measure.instruments import Timer
 from raybench.measure.marks import OptimizerMarks, ScriptMarks, comm_ms, tail_ms
 from raybench.records.doubts import NotMeasured
-from raybench.records.measurement import WallTimes
 from raybench.workloads.base import Workload
+from raybench.workloads.wall_clock import WallTimes
 
 CPU = torch.device("cpu")
 ALONE = make_context()
@@ -70,10 +70,8 @@ def test_a_cpu_rank_reports_local_step_and_optimizer():
     assert found.comm_ms == found.tail_ms == ()
     assert found.not_measured["host_gap_ms"] is NotMeasured.GAP_OF_CPU
     assert found.methods["local_step_ms"] == "the step as it is"
-    assert found.wall is None
     assert found.peak is None
     assert found.not_measured["mem_activations_bytes"] is NotMeasured.MEMORY_OF_CPU
-    assert found.not_measured["wall_synced_ms_by_rank"] is NotMeasured.CLOCK_OF_CPU
     assert not _global_optimizer_pre_hooks
     assert not _global_optimizer_post_hooks
 
@@ -154,12 +152,6 @@ def test_the_device_is_delayed_if_the_host_lags(spins):
     )
     assert device_ms >= 4
     assert [cycles >= 6000 for cycles in spins] == [True] * 3
-
-
-def test_host_clock_times_issue_and_completion_separately():
-    found = time_by_wall_clock(lambda: time.sleep(0.002), 3, wait=lambda: time.sleep(0.02))
-    assert 2 <= found.unsynced_ms < 20
-    assert found.synced_ms >= 22
 
 
 @pytest.mark.parametrize(("issue_ms", "others_ns"), [(0.0, 1_100_000_000), (1000.0, 0)])

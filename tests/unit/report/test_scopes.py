@@ -18,10 +18,8 @@ from builders import (
 
 from raybench.analysis.answer import decide
 from raybench.analysis.run_data import RunData
-from raybench.records.measurement import Breakdown, WallTimes
-from raybench.report.formatting import MILLISECONDS
+from raybench.records.measurement import Breakdown
 from raybench.report.run_report import RunReport
-from raybench.report.sections import ranks_of_point
 
 # Of a step on 1 and on 2 devices, in ms. The first step of all takes 50.
 STEPS = {"block": (8.0, 4.4), "loop": (40.0, 32.0)}
@@ -116,11 +114,10 @@ def test_clocks_under_the_power_cap_are_a_doubt():
     assert doubt.advice.endswith(" the speed-up is up to 8 % too high.")
 
 
-def ran(*own_ms, wall=False, batch=64):
+def ran(*own_ms, batch=64):
     """A step of 25 ms of ranks that take so long for their own, of which the host loses 0.5 ms."""
-    clocks = WallTimes(unsynced_ms=2.5, synced_ms=30.0) if wall else None
     point = make_point(world_size=len(own_ms), batch_size=batch)
-    return make_apart(own_ms, 25.0, idle_ms=0.5, point=point, wall=clocks)
+    return make_apart(own_ms, 25.0, idle_ms=0.5, point=point)
 
 
 def test_slow_rank_point_shows_parts_of_each_rank():
@@ -129,18 +126,3 @@ def test_slow_rank_point_shows_parts_of_each_rank():
     assert table.titles[-5:] == ("rank", "compute", "host gap", "waits", "unexplained")
     first, second = ("0*", "9.50", "0.500", "10.0", "5.00"), ("1", "19.5", "0.500", "0", "5.00")
     assert [row[-5:] for row in table.texts] == [first, second]
-
-
-def test_ranks_with_shares_show_synced_and_unsynced_times():
-    [row] = make_rows([ran(10.0, 20.0, wall=True)], share_by_rank=(0, 32, 32))
-    table = ranks_of_point(row, MILLISECONDS)
-    assert table.titles[-2:] == ("unsynced", "synced")
-    assert [(line[0], line[-1]) for line in table.texts] == [("1", "30.0"), ("2", "30.0")]
-    assert "time.time()" in dict(table.legend())["synced"]
-
-
-def test_a_single_rank_has_its_clock_alone():
-    [row] = make_rows([ran(20.0, wall=True)])
-    table = ranks_of_point(row, MILLISECONDS)
-    assert table.titles == ("rank", "unsynced", "synced")
-    assert table.texts == (("0*", "2.50", "30.0"),)

@@ -8,7 +8,7 @@ from builders import make_device, make_measurement, make_point, make_record, mak
 
 from raybench.job.point import Precision
 from raybench.records.doubts import NotMeasured
-from raybench.records.measurement import Breakdown, Repetition, WallTimes
+from raybench.records.measurement import Breakdown, Repetition
 from raybench.results import metrics
 from raybench.results.record_rows import point_metrics
 from raybench.stats.outliers import MARK_ERRORS
@@ -86,15 +86,6 @@ def test_wait_fits_beside_own_step():
     assert of(*ranks)["wait_ms"] == pytest.approx(42.0 - 40.0 - 1.5)
     no_room = breakdown(41.5, tail_ms=(4.5,) * 3)
     assert of(rank(0, breakdown=no_room), ranks[1])["wait_ms"] == 0.0
-
-
-def test_wall_clocks_need_all_ranks():
-    walls = [WallTimes(unsynced_ms=5.0 + n, synced_ms=43.0 + n) for n in range(2)]
-    found = of(*(rank(n, breakdown=breakdown(wall=wall)) for n, wall in enumerate(walls)))
-    assert found["wall_unsynced_ms_by_rank"] == [5.0, 6.0]
-    assert found["wall_synced_ms_by_rank"] == [43.0, 44.0]
-    found = of(rank(0, breakdown=breakdown(wall=walls[0])), rank(1, breakdown=breakdown()))
-    assert found["wall_synced_ms_by_rank"] is None
 
 
 def test_a_single_rank_has_no_communication():
