@@ -102,15 +102,10 @@ def finish_point(
     """
     point = _AnswerCollector(ranks)
     settings = task.settings
-    watch: HangWatch | None = None
-    if settings.hang_s is not None and len(ranks.devices) > 1:
-        watch = HangWatch(ranks, settings.hang_s, tell_hang)
-
-    def is_over() -> bool:
-        return bool(point.failures) or (watch is not None and watch.is_over(point.missing))
-
+    has_peers = len(ranks.devices) > 1
+    watch = HangWatch(ranks, settings.hang_s, tell_hang) if has_peers else None
     began_s = time.monotonic()
-    point.collect(settings.timeout_s, enough=is_over)
+    point.collect_watched(settings.timeout_s, watch)
     is_early = time.monotonic() < began_s + settings.timeout_s
     answers = tuple(point.answers[rank] for rank in sorted(point.answers))
     # A failed rank breaks the process group, even if the other ranks have answered before.
@@ -118,7 +113,7 @@ def finish_point(
     if is_group_usable and all(answer.worker_reusable for answer in answers):
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(point.missing) and not point.failures
-    finding = watch.finding if watch is not None and is_timeout else None
+    finding = watch.finding if watch and is_timeout else None
     if not is_timeout:
         # Wait for the failure of the rank that caused the failures of other ranks.
         point.collect(timeouts.ABORT_S, enough=lambda: _own_failure(point.failures))
@@ -188,6 +183,24 @@ class _AnswerCollector:
                     self.answers[rank] = answer
                     if isinstance(answer, Failure):
                         self.failures.append(answer)
+
+    def collect_watched(self, timeout_s: float, watch: HangWatch | None) -> None:
+        """Add answers until all ranks have answered, a rank has failed, or the time is up.
+
+        Args:
+            watch: also ends the collection `hang_s` after its verdict.
+        """
+        if watch is None:
+            self.collect(timeout_s, enough=lambda: self.failures)
+            return
+        deadline_s = time.monotonic() + timeout_s
+        is_over = False
+        while self.missing and not self.failures and not is_over:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self.collect(min(left_s, watch.poll_s), enough=lambda: self.failures)
+            is_over = watch.is_over(self.missing)
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
         """Return the answers so far, with the log's end in each failure of a dead process.
@@ -385,8 +398,10 @@ def after_timeout(
         finding: which rank was found to hang, if any.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
-    blamed = [rank for rank in _blamed_ranks(finding) if rank in late]
-    blamed = blamed or _hanging_ranks(point) or late
+    named = [rank for rank in _blamed_ranks(finding) if rank in late]
+    # A verdict without a rank says that no rank stands out.
+    is_about_all = finding is not None and finding.verdict is not None and not named
+    blamed = named or (late if is_about_all else _hanging_ranks(point) or late)
     waits: dict[int, str] = {}
     for rank in late:
         if rank not in blamed:
@@ -424,7 +439,7 @@ def _with_finding(
 
 def _blamed_ranks(finding: HangFinding | None) -> list[int]:
     """Return the ranks that a verdict blames, the main suspect first."""
-    if finding is None or finding.verdict.rank is None:
+    if finding is None or finding.verdict is None or finding.verdict.rank is None:
         return []
     return [finding.verdict.rank, *finding.verdict.also]
 

@@ -76,6 +76,7 @@ ENDED_SWEEP_S = 65.0
 # A look at a point whose ranks make no progress. Progress is read once in so many seconds where it
 # is not known when a look is due, and at least that often where it is.
 HANG_FIRST_LOOK_S = 5.0
+HANG_POLL_S = 0.1
 HANG_PROGRESS_EVERY_S = 5.0
 HANG_LONGEST_PAUSE_S = 30.0
 # For the stacks and recordings of the ranks of a node, and for NCCL's service.

@@ -6,7 +6,7 @@ Collected on the host of the ranks, from outside their processes and without the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from raybench.hangs import processes, ras, recorder, stacks
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _FRAMES = 5
 # A description shows this many ranks, because a row holds no more text.
 _MOST_RANKS = 8
+# The driver reads at most so many calls of all ranks together, which takes it about a second.
+_MOST_CALLS = 200_000
+# A rank's recording of fewer calls shows no pattern.
+_LEAST_CALLS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +83,31 @@ class Evidence:
     # NoRas.REFUSED on gloo, and where NCCL's service is off.
     ras: RasReport | NoRas = NoRas.REFUSED
 
+    def with_answers(self, answered: Collection[int]) -> Evidence:
+        """Return the evidence with these ranks at the end of their point.
+
+        The stack of a rank that has answered shows its worker, which waits for the next point.
+        """
+        ranks = []
+        for rank in self.ranks:
+            if rank.rank in answered:
+                rank = replace(rank, stack=(), line=None, wait=Wait.POINT_END)
+            ranks.append(rank)
+        return replace(self, ranks=tuple(ranks))
+
 
 def collect(
-    places: Sequence[RankPlace], timeout_s: float, *, with_places: bool = False
+    places: Sequence[RankPlace], timeout_s: float, world_size: int
 ) -> tuple[RankEvidence, ...]:
     """Return what is known of ranks on this host. Takes at most about `timeout_s`; never raises.
 
     Args:
-        with_places: also ask for the lines of the calls; see `processes.ask`.
+        places: ranks on this host.
+        world_size: number of ranks of the point; recordings are shorter in a large point.
     """
     pids = [processes.rank_process(place.worker_pid) for place in places]
-    answers = processes.ask(pids, timeout_s, with_places=with_places)
+    answers = processes.ask(pids, timeout_s)
+    most_calls = max(_LEAST_CALLS, _MOST_CALLS // world_size)
     ranks = []
     for place, answer in zip(places, answers, strict=True):
         state, recording = _recording(answer.dumps)
@@ -102,7 +120,7 @@ def collect(
                 line=stacks.place_of(stack),
                 wait=stacks.wait_of(stack, answer.facts.kernel_wait),
                 recorder=state,
-                recording=recording,
+                recording=replace(recording, calls=recording.calls[-most_calls:]),
                 load=read_load(place),
             )
         )

@@ -55,10 +55,13 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dumps:
-    """The answer of a responder: torch's dumps by the name of the function, as pickles."""
+    """The answer of a responder."""
 
     now_ns: int
+    # Name of torch's function -> its dump, a pickle.
     data: dict[str, bytes]
+    # Python's stack of the rank's thread, as faulthandler would write it.
+    stack: str = ""
     error: str = ""
 
 
@@ -67,7 +70,7 @@ class ProcessAnswer:
     """All that was learnt of a process."""
 
     facts: ProcessFacts
-    # What faulthandler wrote; empty where nothing came in time.
+    # Of faulthandler, or of the responder where no signal was sent; empty where nothing came.
     stack: str = ""
     dumps: Dumps | NoAnswer = NoAnswer.NO_RESPONDER
 
@@ -119,16 +122,10 @@ def rank_process(worker_pid: int) -> int:
     return worker_pid
 
 
-def ask(
-    pids: Sequence[int], timeout_s: float, *, with_places: bool = False
-) -> tuple[ProcessAnswer, ...]:
-    """Ask these processes of this host at once, and return their answers in the same order.
-
-    Args:
-        with_places: the dumps have the lines of the calls too; allow 20 s.
-    """
+def ask(pids: Sequence[int], timeout_s: float) -> tuple[ProcessAnswer, ...]:
+    """Ask these processes of this host at once, and return their answers in the same order."""
     deadline_s = time.monotonic() + timeout_s
-    asked = [_Question(pid, with_places=with_places) for pid in pids]
+    asked = [_Question(pid) for pid in pids]
     # A list: each look reads what has come of all.
     while any([question.is_open for question in asked]) and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
@@ -141,12 +138,12 @@ def ask(
 class _Question:
     """One process that was asked for its stack and its flight recorder."""
 
-    def __init__(self, pid: int, *, with_places: bool) -> None:
+    def __init__(self, pid: int) -> None:
         self._responding = _Responding.find(pid)
         self._facts = read_facts(pid, self._responding.thread if self._responding else None)
         self._stack = ""
         self._dumps: Dumps | None = None
-        self._request = time.time_ns() // 2 * 2 + with_places
+        self._request = time.time_ns()
         self._is_asked = self._waits_for_stack = self._waits_for_dumps = False
         # A stopped process would only answer once it goes on.
         if self._responding and not self._facts.has_ended and not self._facts.is_stopped:
@@ -173,7 +170,8 @@ class _Question:
             dumps = NoAnswer.NO_RESPONDER
         elif dumps is None:
             dumps = NoAnswer.LATE if self._is_asked else NoAnswer.NOT_RUNNING
-        return ProcessAnswer(facts=self._facts, stack=self._stack, dumps=dumps)
+        stack = self._stack or (self._dumps.stack if self._dumps else "")
+        return ProcessAnswer(facts=self._facts, stack=stack, dumps=dumps)
 
     def close(self) -> None:
         if self._responding is not None:
@@ -214,7 +212,7 @@ class _Responding:
         """Send the signal; return whether a stack will follow."""
         number = self._facts["signal"]
         # Without its handler, which the program may have replaced, the signal ends the process.
-        if number is None or not _catches(self._pid, number):
+        if number is None or not has_handler(Path(f"/proc/{self._pid}/status"), number):
             return False
         # To the thread that runs the rank, which need not be the main one.
         failed: int = ctypes.CDLL(None).tgkill(self._pid, self.thread, number)
@@ -251,7 +249,8 @@ class _Responding:
         for name, size in head["sizes"].items():
             data[name] = os.pread(self._answers, size, place)
             place += size
-        return Dumps(now_ns=head["now_ns"], data=data, error=head["error"])
+        stack = data.pop(responder.STACK).decode(errors="replace")
+        return Dumps(now_ns=head["now_ns"], data=data, stack=stack, error=head["error"])
 
     def read_progress(self) -> BlockProgress | None:
         data = os.pread(self._answers, responder.BLOCKS.size, responder.BLOCKS_AT)
@@ -326,14 +325,17 @@ def _stat(folder: Path) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
-def _catches(pid: int, number: int) -> bool:
-    """Return whether the process has a handler for the signal; True where that is not told."""
+def has_handler(status: Path, number: int) -> bool:
+    """Return whether the kernel says that a process has a handler for the signal.
+
+    Args:
+        status: /proc/PID/status of the process. gVisor's file does not list handlers.
+    """
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        text = status.read_text(errors="replace")
     except OSError:
         return False
-    for line in status.splitlines():
+    for line in text.splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    # gVisor does not tell; the responder has registered one.
-    return True
+    return False

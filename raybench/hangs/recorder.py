@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from raybench.hangs.processes import Dumps
-from raybench.hangs.stacks import Frame, place_of
 
 _NS_PER_S = 1e9
 
@@ -54,8 +54,6 @@ class Call:
     stage: Stage
     # Seconds since the rank has entered the call.
     age_s: float
-    # The line of the call; None if the dump has no lines.
-    place: Frame | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +110,8 @@ def _of_newest_groups(calls: Sequence[Call]) -> list[Call]:
 
 
 def _calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[Call]:
+    # A few shapes recur in all calls; pickle writes each object once.
+    shapes: dict[CallShape, CallShape] = {}
     for entry in entries:
         if entry.get("is_p2p"):
             continue
@@ -119,21 +119,17 @@ def _calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[Call]:
         # gloo's calls stay "scheduled" when they are done.
         if entry.get("retired") or entry["state"] == "completed":
             stage = Stage.DONE
-        frames = [
-            Frame(path=frame["filename"], line=frame["line"], function=frame["name"])
-            for frame in entry.get("frames", ())
-        ]
+        shape = CallShape(
+            operation=str(entry["profiling_name"]).partition(":")[2],
+            sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
+            dtypes=tuple(entry["input_dtypes"]),
+        )
         yield Call(
-            group=str(entry["process_group"][0]),
+            group=sys.intern(str(entry["process_group"][0])),
             number=int(entry["collective_seq_id"]),
-            shape=CallShape(
-                operation=str(entry["profiling_name"]).partition(":")[2],
-                sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
-                dtypes=tuple(entry["input_dtypes"]),
-            ),
+            shape=shapes.setdefault(shape, shape),
             stage=stage,
             age_s=(now_ns - entry["time_created_ns"]) / _NS_PER_S,
-            place=place_of(frames),
         )
 
 

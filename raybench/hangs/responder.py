@@ -43,10 +43,13 @@ FACTS_AT, HEAD_AT, BLOCKS_AT, BODY_AT = 0, 512, 1024, 1536
 # last change, longest block. Times are ns of the monotonic clock, which all processes of a host
 # share.
 BLOCKS = struct.Struct("<4q")
-# NCCL's service for questions about its state; each process gets an address of its own.
+# Address of NCCL's RAS service. Each process gets an address of its own unless the user sets one.
 RAS_VARIABLE = "NCCL_RAS_ADDR"
-# A request is a number; an odd one asks for the lines of the calls too. For these torch imports its
-# compiler, which may take ten seconds on a busy host.
+# The address that `choose_ras_address` has set; a script must not inherit it from its worker.
+CHOSEN_RAS_VARIABLE = "RAYBENCH_RAS_ADDR"
+# Name of the Python stack in an answer.
+STACK = "stack"
+# A request is a number, which its answer repeats.
 REQUEST_BYTES = 8
 # torch's dumps: of NCCL's groups, in builds for CUDA, and of the other ones.
 _DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
@@ -89,7 +92,7 @@ class Responder:
         """Let the calling thread's stack be read from outside; starts no thread."""
         self._stacks = os.memfd_create(STACKS)
         self._answers = os.memfd_create(ANSWERS)
-        self._thread_id = threading.get_native_id()
+        self._note_thread()
         self._pipe: int | None = None
         self._signal = self._register()
         self.blocks = Blocks(self._answers)
@@ -105,8 +108,12 @@ class Responder:
 
     def watch_this_thread(self) -> None:
         """Show the stack of the calling thread from now on."""
-        self._thread_id = threading.get_native_id()
+        self._note_thread()
         self._write_facts()
+
+    def _note_thread(self) -> None:
+        # The kernel and Python number threads differently.
+        self._thread_id, self._python_id = threading.get_native_id(), threading.get_ident()
 
     def _register(self) -> int | None:
         """Return the signal that writes a stack; None where all are taken."""
@@ -142,18 +149,18 @@ class Responder:
 
     def _dump(self, request: int) -> None:
         """Write the dumps, and then their head, which completes the answer."""
-        sizes, error, place = {}, "", BODY_AT
+        stack = self._python_stack()
+        os.pwrite(self._answers, stack, BODY_AT)
+        sizes, error, place = {STACK: len(stack)}, "", BODY_AT + len(stack)
         torch_part = sys.modules.get("torch._C._distributed_c10d")
         for name in _DUMPS:
             dump = getattr(torch_part, name, None)
             if dump is None:
                 continue
             try:
-                data = dump(
-                    includeCollectives=True,
-                    includeStackTraces=bool(request % 2),
-                    onlyActive=False,
-                )
+                # No lines of the calls: for them torch would import its compiler, which may take
+                # ten seconds on a busy host.
+                data = dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
             # Versions of torch raise different errors, so the answer has the error as text.
             except Exception as raised:
                 error = ascii(raised)[:80]
@@ -162,6 +169,15 @@ class Responder:
             sizes[name], place = len(data), place + len(data)
         answer = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
         self._write(HEAD_AT, answer)
+
+    def _python_stack(self) -> bytes:
+        """Return the stack of the rank's thread in the format of faulthandler."""
+        frame, lines = sys._current_frames().get(self._python_id), []
+        while frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n')
+            frame = frame.f_back
+        return "".join(lines).encode(errors="replace")
 
 
 _of_process: dict[int, Responder] = {}
@@ -182,4 +198,5 @@ def choose_ras_address() -> None:
     """
     if RAS_VARIABLE not in os.environ:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            os.environ[RAS_VARIABLE] = f"127.0.0.1:{server.getsockname()[1]}"
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+        os.environ[RAS_VARIABLE] = os.environ[CHOSEN_RAS_VARIABLE] = address

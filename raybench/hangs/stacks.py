@@ -16,6 +16,14 @@ _SCRIPT_CHILD = f"{_WORKLOADS}scripts/child.py"
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen ")
 _LOCK_FILES = ("/threading.py", "/queue.py", "/multiprocessing/synchronize.py", "/filelock/_api.py")
 _LOCK_TEXT = re.compile(r"\.acquire\(|\bflock\(|\blockf\(|\bwith\b.*lock", re.IGNORECASE)
+# torch compiles while one of these files is on the stack.
+_COMPILERS = (
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/_inductor/compile_fx.py",
+    "/torch/_inductor/async_compile.py",
+    "/triton/compiler/compiler.py",
+    "/triton/runtime/autotuner.py",
+)
 _SLEEP_TEXT = re.compile(r"\bsleep\(")
 # Calls whose C++ code waits for the device.
 _DEVICE_TEXT = re.compile(r"\.(item|cpu|tolist|synchronize)\(")
@@ -32,7 +40,11 @@ class Wait(StrEnum):
     PEERS = "peers"
     # Its worker: the script has finished its block of steps.
     BLOCK_END = "block_end"
+    # Its point has no more steps: the rank has answered.
+    POINT_END = "point_end"
     DEVICE = "device"
+    # It compiles, which may take minutes on one rank only.
+    COMPILER = "compiler"
     # It computes, or waits for something else.
     NOTHING_KNOWN = "nothing_known"
 
@@ -81,6 +93,8 @@ def wait_of(frames: Sequence[Frame], kernel_wait: str = "") -> Wait:
     if not frames:
         return Wait.SLEEP if "nanosleep" in kernel_wait else Wait.NOTHING_KNOWN
     inner = frames[0]
+    if any(frame.path.endswith(_COMPILERS) for frame in frames):
+        return Wait.COMPILER
     if any("/torch/utils/data/" in frame.path for frame in frames):
         return Wait.DATA
     if "/torch/distributed/" in inner.path or "/torch/autograd/" in inner.path:

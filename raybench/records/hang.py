@@ -58,9 +58,14 @@ class HangVerdict:
     # The collective in which other ranks wait, and its sequence number in its group.
     collective: str | None = None
     number: int | None = None
+    # How long a rank has waited in the collective when the verdict was found.
+    waited_s: float | None = None
     # Where the rank is in the user's code, as `train.py:88`; None without a stack.
     line: str | None = None
     waiting_ranks: tuple[int, ...] = ()
+    # Where a collective does not finish: the two ranks that have finished the fewest collectives.
+    # Empty if no two ranks stand out.
+    slowest_pair: tuple[int, ...] = ()
     # If the ranks called different collectives: the call of this rank and the call of the other
     # ranks, as `all_reduce of 4096 float`.
     called: str | None = None

@@ -110,12 +110,14 @@ def _failed(record: Record, failure: Failure, output: str) -> Record:
     if last and last[-1] not in detail:
         lines = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
         detail = f"{detail.rstrip()}\n\n{lines}" if detail else lines
+    # A verdict without a rank says that no rank is to blame.
+    has_culprit = failure.hang is None or failure.hang.rank is not None
     return replace(
         record,
         status=failure.status,
         error_type=failure.error_type,
         error_message=message,
-        error_rank=failure.rank,
+        error_rank=failure.rank if has_culprit else None,
         error_detail=shorten_start(detail, DETAIL_CHARACTERS) or None,
         hang=failure.hang,
     )

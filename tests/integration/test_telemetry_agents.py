@@ -123,6 +123,43 @@ def talker(node_id):
     return ray.remote(Talker).options(scheduling_strategy=there, num_cpus=0).remote()
 
 
+# A process whose main thread never gives the interpreter lock back, so that a look waits for it.
+_STUCK = """
+import ctypes, os, sys
+from raybench.hangs.responder import Responder
+Responder().serve()
+lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+lock(mutex)
+print(os.getpid(), flush=True)
+lock(mutex)
+"""
+
+
+def test_a_look_for_hangs_delays_no_other_answer(agents_without_nvml):
+    node_id = devices()[0].node_id
+    actor = talker(node_id)
+    pid = ray.get(actor.pid.remote(), timeout=120)
+    stuck = subprocess.Popen([sys.executable, "-c", _STUCK], stdout=subprocess.PIPE, text=True)
+    try:
+        assert int(stuck.stdout.readline()) == stuck.pid
+        worker, hanging = (
+            make_device("a", index, node_id=node_id, process_id=process_id, kind="cpu")
+            for index, process_id in enumerate((pid, stuck.pid))
+        )
+        request = agents_without_nvml.ask_evidence([hanging])
+        assert request() is None
+        assert agents_without_nvml.log_tails([worker]) != [""]
+        # The look was still going on.
+        assert request() is None
+        wait_for(request, within_s=30)
+        (rank,) = request().ranks
+        assert (rank.process.pid, str(rank.line)) == (stuck.pid, "<string>:8")
+    finally:
+        stuck.kill()
+        stuck.wait()
+        stuck.stdout.close()
+
+
 def test_agent_reads_logs_and_kills_workers_only(agents_without_nvml):
     assert len(process_ids()) == 2
     assert agents_without_nvml.drain() == ()

@@ -14,6 +14,7 @@ import ray
 
 from raybench.cluster import allocator, timeouts
 from raybench.cluster.device_reservation import DeviceReservation, ReservationTerms
+from raybench.cluster.hang_watch import Request
 from raybench.cluster.point_end import RunningRanks, finish_point, with_losses
 from raybench.cluster.ray_cluster.actor import how_it_died
 from raybench.cluster.ray_cluster.nodes import NodeAgents
@@ -293,12 +294,11 @@ class _RunningActors(RunningRanks):
         self._waiting = {call: rank for call, rank in self._waiting.items() if rank not in ranks}
         self._agents.kill([self.devices[rank] for rank in ranks])
 
-    def progress(self) -> Mapping[int, RankProgress]:
-        told = self._agents.progress(self.devices)
-        return {rank: progress for rank, progress in enumerate(told) if progress is not None}
+    def ask_progress(self) -> Request[Mapping[int, RankProgress]]:
+        return self._agents.ask_progress(self.devices)
 
-    def evidence(self, ranks: Collection[int]) -> Evidence | None:
-        return self._agents.hang_evidence({rank: self.devices[rank] for rank in sorted(ranks)})
+    def ask_evidence(self) -> Request[Evidence]:
+        return self._agents.ask_evidence(self.devices)
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
         tails = self._agents.log_tails([self.devices[rank] for rank in ranks])

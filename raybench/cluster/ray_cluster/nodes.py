@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import click
 import psutil
@@ -35,6 +35,7 @@ from raybench.cluster.device_reservation import (
     other_users,
     read_node_use,
 )
+from raybench.cluster.hang_watch import Request
 from raybench.cluster.ray_cluster.ray_internals import logs_folder
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.conversion import GIB, KIB, MIB
@@ -54,6 +55,7 @@ from raybench.records.devices import DeviceFacts, DeviceSample
 from raybench.records.measurement import Measurement, RankAnswer, SpanNs
 from raybench.records.record import OtherUsers
 
+T = TypeVar("T")
 _TAIL_LINES = 60
 # Kept output of a point, for stdout and stderr each.
 _MAX_OUTPUT_BYTES = 32 * KIB
@@ -74,6 +76,9 @@ _IGNORE_ENDED_S = 60.0
 
 class NodeAgent:
     """The actor of a node; the node's raylet is the parent of the agent and of the workers."""
+
+    # Group -> its threads; the methods of no group share one thread.
+    CONCURRENCY_GROUPS: ClassVar = {_HANGS: _HANG_THREADS}
 
     def __init__(self) -> None:
         from raybench.hardware.devices import memory_in_use_bytes
@@ -187,16 +192,21 @@ class NodeAgent:
             clocks[uuid] = max(by_sampler, key=len, default=())
         return self.outputs(process_ids, is_new=True), clocks
 
+    @ray.method(concurrency_group=_HANGS)
     def progress(self, process_ids: Sequence[int]) -> dict[int, BlockProgress]:
         """Return process id -> progress of a worker; workers that do not tell are left out."""
         told = {process_id: read_progress(process_id) for process_id in process_ids}
         return {process_id: progress for process_id, progress in told.items() if progress}
 
+    @ray.method(concurrency_group=_HANGS)
     def hang_evidence(
-        self, places: Sequence[RankPlace], asks_nccl: bool
+        self, places: Sequence[RankPlace], world_size: int, asks_nccl: bool
     ) -> tuple[tuple[RankEvidence, ...], str | NoRas]:
-        """Return what is known of ranks on this node, and what NCCL's service told of all ranks."""
-        ranks = collect(places, timeouts.HANG_EVIDENCE_S)
+        """Return what is known of ranks on this node, and what NCCL's service told of all ranks.
+
+        Takes seconds, and does not hold up the other methods.
+        """
+        ranks = collect(places, timeouts.HANG_EVIDENCE_S, world_size)
         return ranks, ask_ras(ranks, timeouts.HANG_RAS_S) if asks_nccl else NoRas.REFUSED
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
@@ -505,30 +515,35 @@ class NodeAgents:
             tails.append("\n".join(output.splitlines()[-_TAIL_LINES:]))
         return tails
 
-    def progress(self, devices: Sequence[Device]) -> list[RankProgress | None]:
-        """Return the progress of each worker; None without an answer in 0.5 s."""
-        answers = self._ask("progress", devices, lambda node_devices: (_process_ids(node_devices),))
-        now_s = time.monotonic()
-        told: list[RankProgress | None] = []
-        for device in devices:
-            progress = answers.get(device.node_id, {}).get(device.process_id)
-            told.append(
-                RankProgress(
-                    blocks=progress.blocks,
-                    last_s=now_s - progress.age_s,
-                    longest_block_s=progress.longest_block_s,
-                    is_in_block=progress.is_in_block,
-                )
-                if progress
-                else None
-            )
-        return told
-
-    def hang_evidence(self, devices: Mapping[int, Device]) -> Evidence | None:
-        """Return what is known of ranks; None if an agent does not answer in 6 s.
+    def ask_progress(self, devices: Sequence[Device]) -> Request[dict[int, RankProgress]]:
+        """Ask for rank -> progress of its worker; ranks without an answer in 0.5 s are missing.
 
         Args:
-            devices: rank -> its device.
+            devices: in rank order.
+        """
+        asked_s = time.monotonic()
+
+        def read(answers: Mapping[str, Any]) -> dict[int, RankProgress]:
+            ranks = {}
+            for rank, device in enumerate(devices):
+                progress = answers.get(device.node_id, {}).get(device.process_id)
+                if progress is not None:
+                    ranks[rank] = RankProgress(
+                        blocks=progress.blocks,
+                        last_s=asked_s - progress.age_s,
+                        longest_block_s=progress.longest_block_s,
+                        is_in_block=progress.is_in_block,
+                    )
+            return ranks
+
+        calls = self._send("progress", devices, lambda here: (_process_ids(here),))
+        return _request(calls, timeouts.AGENT_ANSWER_S, read)
+
+    def ask_evidence(self, devices: Sequence[Device]) -> Request[Evidence]:
+        """Ask what is known of ranks; no rank is there if an agent does not answer in 6 s.
+
+        Args:
+            devices: in rank order.
         """
         places = {
             device.uuid: RankPlace(
@@ -539,22 +554,25 @@ class NodeAgents:
                 worker_pid=device.process_id,
                 device_uuid=device.uuid if device.kind == "cuda" else None,
             )
-            for rank, device in devices.items()
+            for rank, device in enumerate(devices)
         }
         # NCCL answers for all hosts, so one agent asks it.
-        first = next(iter(devices.values()))
+        first = devices[0]
 
         def arguments(here: list[Device]) -> tuple[Any, ...]:
             asks_nccl = first.kind == "cuda" and here[0].node_id == first.node_id
-            return tuple(places[device.uuid] for device in here), asks_nccl
+            return tuple(places[device.uuid] for device in here), len(devices), asks_nccl
 
-        answers = self._ask("hang_evidence", devices.values(), arguments, timeouts.HANG_ANSWER_S)
-        ranks = sorted(chain(*(found for found, _ in answers.values())), key=lambda one: one.rank)
-        if len(ranks) < len(devices):
-            return None
-        told = answers[first.node_id][1]
-        pids = [rank.process.pid for rank in ranks]
-        return Evidence(ranks=tuple(ranks), ras=read_ras(told, pids))
+        def read(answers: Mapping[str, Any]) -> Evidence:
+            ranks = list(chain(*(ranks_of_node for ranks_of_node, _ in answers.values())))
+            if len(ranks) < len(devices):
+                return Evidence(ranks=())
+            ranks.sort(key=lambda rank: rank.rank)
+            pids = [rank.process.pid for rank in ranks]
+            return Evidence(ranks=tuple(ranks), ras=read_ras(answers[first.node_id][1], pids))
+
+        calls = self._send("hang_evidence", devices, arguments)
+        return _request(calls, timeouts.HANG_ANSWER_S, read)
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until GPUs of ended workers use at most 256 MiB more than at the agents' start.
@@ -709,6 +727,26 @@ def _collect(calls: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
     return answers
 
 
+def _request(
+    calls: Mapping[Any, str], timeout_s: float, read: Callable[[Mapping[str, Any]], T]
+) -> Request[T]:
+    """Return a request for the answers of calls, which waits for none of them.
+
+    Args:
+        calls: call -> node id.
+        read: gets node id -> answer, for the answers that came in time.
+    """
+    deadline_s = time.monotonic() + timeout_s
+
+    def poll() -> T | None:
+        ready = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if calls else []
+        if len(ready) < len(calls) and time.monotonic() < deadline_s:
+            return None
+        return read(_collect(calls, 0.0))
+
+    return poll
+
+
 def _group_by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
     by_node: dict[str, list[Device]] = {}
     for device in sorted(devices, key=lambda device: device.node_id):
@@ -737,7 +775,8 @@ def start_on_node(actor: type, node_id: str) -> Any:
         "scheduling_strategy": affinity,
         "runtime_env": {"env_vars": environment},
     }
-    return ray.remote(actor).options(**options).remote()
+    groups = getattr(actor, "CONCURRENCY_GROUPS", {})
+    return ray.remote(concurrency_groups=groups)(actor).options(**options).remote()
 
 
 def node_address() -> str:

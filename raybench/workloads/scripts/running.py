@@ -46,15 +46,14 @@ _HANG_SEARCH_S = 1.3
 _END_TIMEOUT_S = 2.0
 _OUT_OF_MEMORY_ERRORS = {"OutOfMemoryError", "MemoryError"}
 # Variables of the worker that a script must not inherit: torchrun does not set them, and a script
-# need not outlive the loss of a peer. NCCL of a script serves its RAS at another address.
+# need not outlive the loss of a peer.
 _WORKER_VARIABLES = (
-    "NCCL_RAS_ADDR",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_NCCL_DUMP_ON_TIMEOUT",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
 )
-
-
+# As in `hangs/responder.py`, which this room may not import.
+RAS_VARIABLE, CHOSEN_RAS_VARIABLE = "NCCL_RAS_ADDR", "RAYBENCH_RAS_ADDR"
 # With these events torch's flight recorder distinguishes collectives that have begun from
 # collectives that wait for their device. An event is recorded for each collective.
 TIMES_OF_COLLECTIVES = {"TORCH_NCCL_ENABLE_TIMING": "1"}
@@ -157,11 +156,7 @@ class RunningScript(Workload):
             self.items_per_step = items
         # Keep the store alive for the ranks of the script.
         self._store = store
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith("RAY_") and name not in _WORKER_VARIABLES
-        }
+        inherited = inherited_variables(os.environ)
         variables = dict(_torchrun_variables(context, store))
         if task.settings.hang_s is not None:
             for name, value in TIMES_OF_COLLECTIVES.items():
@@ -368,6 +363,19 @@ class RunningScript(Workload):
                 "where Optimizer.step returns"
             )
         raise ScriptFailedError(Failure.of(cause, rank=0, message=message, worker_reusable=True))
+
+
+def inherited_variables(of_worker: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a script inherits from the process of its worker."""
+    inherited = {
+        name: value
+        for name, value in of_worker.items()
+        if not name.startswith("RAY_") and name not in _WORKER_VARIABLES
+    }
+    # NCCL of the script needs an address of its own, unless the user has set the address.
+    if inherited.pop(CHOSEN_RAS_VARIABLE, None) == inherited.get(RAS_VARIABLE):
+        inherited.pop(RAS_VARIABLE, None)
+    return inherited
 
 
 def _failure_of(raised: Mapping[str, Any]) -> Failure:

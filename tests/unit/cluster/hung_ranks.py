@@ -12,7 +12,7 @@ SHAPE = CallShape(operation="all_reduce", sizes=((1,),), dtypes=("Float",))
 def make_rank(rank, *, waits, wait=Wait.NOTHING_KNOWN, function="step"):
     place = RankPlace(rank=rank, host="a", device_kind="cpu", device_index=rank, worker_pid=7)
     stage = Stage.ENTERED if waits else Stage.DONE
-    call = Call(group="0", number=1 + waits, shape=SHAPE, stage=stage, age_s=60.0, place=None)
+    call = Call(group="0", number=1 + waits, shape=SHAPE, stage=stage, age_s=60.0)
     line = Frame(path="/home/me/train.py", line=8, function=function)
     return RankEvidence(
         place=place,

@@ -33,7 +33,6 @@ def entered(
             shape=shape,
             stage=Stage.DONE if number <= done else pending,
             age_s=age_s,
-            place=None,
         )
         for number, shape in enumerate(shapes, 1)
     ]

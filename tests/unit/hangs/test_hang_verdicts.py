@@ -70,6 +70,47 @@ def test_a_collective_entered_by_all_blames_nobody():
     assert verdict.waiting_ranks == (0, 1)
 
 
+def test_without_times_no_kernel_is_blamed():
+    # Rank 1 may have an endless kernel, or rank 0: no call is known to have begun.
+    done = entered([*COMMON, GRADIENT], 19)
+    verdict = judged(rank(0, done), rank(1, WAITING))
+    assert (verdict.cause, verdict.rank) == (HangCause.NOT_FINISHED, None)
+
+
+def test_the_pair_that_has_finished_least_is_named():
+    # Ranks 1 and 2 wait in number 18, the other ranks already in number 19.
+    slow = [rank(number, entered([*COMMON, GRADIENT], 17)) for number in (1, 2)]
+    verdict = judged(rank(0, WAITING), *slow, rank(3, WAITING))
+    assert (verdict.cause, verdict.slowest_pair) == (HangCause.NOT_FINISHED, (1, 2))
+    alike = [rank(number, WAITING) for number in range(4)]
+    assert judged(*alike).slowest_pair == ()
+
+
+def test_a_rank_that_compiles_is_not_named():
+    assert judged(rank(0, WAITING), rank(1, LATE, wait=Wait.COMPILER)) is None
+
+
+def test_a_rank_that_answered_has_skipped():
+    now = evidence(rank(0, WAITING), rank(1, LATE)).with_answers({1})
+    verdict = judge(now, now, LEAST_WAIT_S)
+    assert (verdict.cause, verdict.rank, verdict.line) == (HangCause.SKIPPED, 1, None)
+    # Another rank that is late is the likelier cause.
+    now = evidence(rank(0, WAITING), rank(1, LATE), rank(2, LATE, wait=Wait.LOCK))
+    verdict = judge(now.with_answers({1}), None, LEAST_WAIT_S)
+    assert (verdict.cause, verdict.rank, verdict.also) == (HangCause.WAITS_FOR_LOCK, 2, (1,))
+
+
+def test_an_answered_rank_without_recorder_has_skipped():
+    off = {"recorder": RecorderState.OFF}
+    now = evidence(rank(0, wait=Wait.PEERS, **off), rank(1, **off)).with_answers({1})
+    verdict = judge(now, None, LEAST_WAIT_S)
+    assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 1)
+
+
+def test_the_wait_of_the_others_is_told():
+    assert judged(rank(0, WAITING), rank(1, LATE)).waited_s == 9.0
+
+
 def test_an_evaluation_on_all_ranks_blames_nobody():
     assert judged(rank(0, LATE), rank(1, LATE, state="R")) is None
     silent = [rank(n, recorder=RecorderState.OFF) for n in range(2)]
@@ -100,6 +141,18 @@ def test_blocks_of_one_collective_show_a_skipped_step():
     ahead = entered([*done, TIMES], len(done))
     verdict = judged(rank(0, behind), rank(1, ahead))
     assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 1)
+
+
+def test_another_collective_is_no_skip():
+    # After a loss raybench broadcasts a decision: the same collective, of another type.
+    decision = CallShape(operation="broadcast", sizes=((1,),), dtypes=("Long",))
+    start = (LOSS, decision, *STEP * 9, GRADIENT)
+    wrong = replace(LOSS, operation="broadcast")
+    behind = entered([*start, LOSS], len(start))
+    for called, cause in ((wrong, "other_collective"), (decision, "skipped")):
+        ahead = entered([*start, called], len(start))
+        verdict = judged(rank(0, behind), rank(1, ahead))
+        assert (verdict.cause, verdict.rank) == (HangCause(cause), 1)
 
 
 def test_a_skip_among_equal_calls_is_found():
