@@ -2,8 +2,11 @@
 
 import os
 import signal
+import socket
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -28,6 +31,11 @@ class _Waiting:
         return index
 
 
+def process_file(number: int) -> Path:
+    """Return the file to which the hanging rank of a point writes its host and process id."""
+    return Path(tempfile.gettempdir()) / f"raybench-hang-{number}"
+
+
 class Hanging:
     """Sums gradients and a loss over the ranks, as a training step does."""
 
@@ -35,7 +43,7 @@ class Hanging:
         self,
         context: Context,
         *,
-        way: Annotated[str, Field(description="none, evaluate, or one of KINDS")] = "none",
+        way: Annotated[str, Field(description="one of HEALTHY or KINDS")] = "none",
         hanging_rank: Annotated[int, Field(ge=0)] = 1,
         at_step: Annotated[int, Field(ge=1)] = 60,
         number: Annotated[int, Field(ge=0, description="tells points apart")] = 0,
@@ -44,8 +52,10 @@ class Hanging:
         self.items_per_step = 1
         self.flops_per_step = 1.0  # not counted: the counting would build it once more
         self._steps, self._at_step, self._pause_s = 0, at_step, pause_s
-        hangs = context.rank == hanging_rank or way == "evaluate"
-        self._kind = way if hangs else "none"
+        self._number = number
+        # All ranks evaluate or compile.
+        is_of_all = way in ("evaluate", "compile")
+        self._kind = way if is_of_all or context.rank == hanging_rank else "none"
         device = context.device
         # gloo ends a process where sizes differ, so all are alike there.
         size = 1 << (22 if device.type == "cuda" else 14)
@@ -56,10 +66,15 @@ class Hanging:
     def step(self) -> None:
         self._steps += 1
         kind = self._kind if self._steps == self._at_step else "none"
+        if kind in KINDS:
+            process_file(self._number).write_text(f"{socket.gethostname()} {os.getpid()}")
         if kind in _WAYS:
             _WAYS[kind]()
         elif kind == "evaluate":
             self._evaluate()
+        elif self._kind == "compile" and self._steps <= 2:
+            # The second step of another shape compiles again, in the warm-up.
+            self._compile(self._steps)
         elif self._kind == "none" and self._pause_s:
             time.sleep(self._pause_s)
         self._x @ self._x
@@ -86,6 +101,11 @@ class Hanging:
         until_s = time.monotonic() + self._pause_s
         while time.monotonic() < until_s:
             (self._x @ self._x).sum().item()
+
+    def _compile(self, size: int) -> None:
+        torch._dynamo.reset()
+        x = torch.randn(64 * size, 64, device=self._x.device)
+        torch.compile(lambda y: torch.softmax(y.relu() @ y.T, 0).sum(), dynamic=False)(x)
 
 
 def _sleep() -> None:
@@ -137,5 +157,7 @@ KINDS = {
     "kernel": "device_busy",
     "size": "other_size",
 }
+# Points in which no rank hangs -> length of a pause in seconds.
+HEALTHY = {"none": 3.0, "evaluate": 30.0, "compile": 0.0}
 # gloo has no kernels, and ends a process where sizes differ.
 ONLY_NCCL = ("kernel", "size")

@@ -259,10 +259,11 @@ class Measure(JobSection):
     )
     hang_s: Seconds | None = Field(
         default=None,
-        description="Look for ranks that hang, and stop the point so many seconds after one was "
-        "found, instead of at timeout_s. A rank that works alone for long, as in an evaluation on "
-        "rank 0, may look like one that hangs: choose more than that takes. On GPUs torch also "
-        "records when each collective begins. Without it, only timeout_s stops points.",
+        description="Stop a point so many seconds after a rank was found to hang, instead of at "
+        "timeout_s. A rank that works alone for long, as in an evaluation on rank 0, may look like "
+        "a rank that hangs: choose more than that takes. On GPUs torch also records when each "
+        "collective begins. Without hang_s a hanging rank is named too, and only timeout_s stops "
+        "points.",
     )
     breakdown: StrictBool = Field(
         default=True,

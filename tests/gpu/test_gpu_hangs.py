@@ -20,6 +20,7 @@ def test_the_rank_that_hangs_is_named(tmp_path, is_script):
     write_job(tmp_path, cases, world_size=2, is_script=is_script)
     printed = run(tmp_path, "cuda", 580)
     *hung, healthy = results(tmp_path, cases)
+    assert len(hung) == len(KINDS)
     print(printed, *hung, sep="\n")
     assert sum(result.is_rank_right for result in hung) >= len(KINDS) - 1
     assert sum(result.is_cause_right for result in hung) >= len(KINDS) - 1

@@ -26,8 +26,12 @@ from raybench.records.task import GroupSpec, RankInfo, Task
 # files of the driver's host, so they are not taken over.
 _FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "MKL_", "NVIDIA_TF32_")
 _EXIT_CODE = re.compile(r"exit code (-?\d+)\.(?: The process receives a (SIG[A-Z]+))?")
-# After the death of a rank, torch's watchdog of each other rank would end its process. With these
-# variables the watchdog only logs.
+# When a peer dies, NCCL over sockets notices, and torch's watchdog of each survivor would wait for
+# 60 s, dump its recording, and end the process. With these variables the watchdog only logs.
+# DUMP_ON_TIMEOUT must stay 0: torch asks all ranks for a dump by the key "exception_dump" of the
+# TCP store, without the prefix of the process group. All points of a run share the store, so one
+# failed point would make the workers of all other points dump, wait for 8 minutes and abort
+# (HeartbeatMonitor in ProcessGroupNCCL.cpp). raybench reads the recordings itself (raybench.hangs).
 _SURVIVE_DEATH_OF_RANK = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",

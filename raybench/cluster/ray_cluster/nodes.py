@@ -776,7 +776,9 @@ def start_on_node(actor: type, node_id: str) -> Any:
         "runtime_env": {"env_vars": environment},
     }
     groups = getattr(actor, "CONCURRENCY_GROUPS", {})
-    return ray.remote(concurrency_groups=groups)(actor).options(**options).remote()
+    # Ray's types do not have this option.
+    actor_class = ray.remote(concurrency_groups=groups)(actor)  # type: ignore[call-overload]
+    return actor_class.options(**options).remote()
 
 
 def node_address() -> str:

@@ -13,7 +13,9 @@ def hang(verdict: HangVerdict) -> str:
     if count := len(verdict.waiting_ranks):
         waits = f", in which {counted(count, 'rank')} {'waits' if count == 1 else 'wait'}"
     if verdict.rank is None:
-        return _WITHOUT_RANK[verdict.cause].format(what=what, waits=waits)
+        pair = " and ".join(map(str, verdict.slowest_pair))
+        network = f"the network between ranks {pair}" if pair else "the network and the devices"
+        return _WITHOUT_RANK[verdict.cause].format(what=what, waits=waits, network=network)
     where = f"; it is at {verdict.line}" if verdict.line else ""
     predicate = _WITH_RANK[verdict.cause].format(
         what=what,
@@ -44,8 +46,7 @@ _WITH_RANK = {
     "{what}{waits}{where}",
 }
 _WITHOUT_RANK = {
-    HangCause.NOT_FINISHED: "all ranks have entered {what}, which does not finish: check the "
-    "network and the devices",
+    HangCause.NOT_FINISHED: "all ranks have entered {what}, which does not finish: check {network}",
     HangCause.OTHER_COLLECTIVE: "the ranks called different collectives as {what}",
     HangCause.UNKNOWN: "no rank is known to hang; the last known collective is {what}{waits}",
 }

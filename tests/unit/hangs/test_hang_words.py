@@ -57,5 +57,15 @@ def test_each_cause_has_words(cause):
     assert "None" not in told
 
 
+def test_the_slowest_pair_is_named():
+    verdict = HangVerdict(
+        cause=HangCause.NOT_FINISHED, collective="all_reduce", number=118, slowest_pair=(3, 4)
+    )
+    assert hang(verdict) == (
+        "all ranks have entered all_reduce 118, which does not finish: check the network between "
+        "ranks 3 and 4"
+    )
+
+
 def test_a_worker_on_a_cpu_is_no_gpu():
     assert hang(replace(VERDICT, device_kind="cpu")).startswith("rank 3 (node1, worker 3, pid")
