@@ -52,7 +52,7 @@ class Hanging:
         self.items_per_step = 1
         self.flops_per_step = 1.0  # not counted: the counting would build it once more
         self._steps, self._at_step, self._pause_s = 0, at_step, pause_s
-        self._number = number
+        self._number, self._rank = number, context.rank
         # All ranks evaluate or compile.
         is_of_all = way in ("evaluate", "compile")
         self._kind = way if is_of_all or context.rank == hanging_rank else "none"
@@ -72,9 +72,9 @@ class Hanging:
             _WAYS[kind]()
         elif kind == "evaluate":
             self._evaluate()
-        elif self._kind == "compile" and self._steps <= 2:
-            # The second step of another shape compiles again, in the warm-up.
-            self._compile(self._steps)
+        elif self._kind == "compile" and self._steps == 2:
+            # In the warm-up, after the first step; each rank compiles longer than the one before.
+            self._compile(self._pause_s * (1 + self._rank))
         elif self._kind == "none" and self._pause_s:
             time.sleep(self._pause_s)
         self._x @ self._x
@@ -102,10 +102,13 @@ class Hanging:
         while time.monotonic() < until_s:
             (self._x @ self._x).sum().item()
 
-    def _compile(self, size: int) -> None:
-        torch._dynamo.reset()
-        x = torch.randn(64 * size, 64, device=self._x.device)
-        torch.compile(lambda y: torch.softmax(y.relu() @ y.T, 0).sum(), dynamic=False)(x)
+    def _compile(self, seconds: float) -> None:
+        until_s, size = time.monotonic() + seconds, 64
+        while time.monotonic() < until_s:
+            torch._dynamo.reset()
+            x = torch.randn(size, 64, device=self._x.device)
+            torch.compile(lambda y: torch.softmax(y.relu() @ y.T, 0).sum(), dynamic=False)(x)
+            size += 1
 
 
 def _sleep() -> None:
@@ -158,6 +161,6 @@ KINDS = {
     "size": "other_size",
 }
 # Points in which no rank hangs -> length of a pause in seconds.
-HEALTHY = {"none": 3.0, "evaluate": 30.0, "compile": 0.0}
+HEALTHY = {"none": 3.0, "evaluate": 30.0, "compile": 15.0}
 # gloo has no kernels, and ends a process where sizes differ.
 ONLY_NCCL = ("kernel", "size")

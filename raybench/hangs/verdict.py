@@ -71,12 +71,12 @@ def _progress(rank: RankEvidence) -> Mapping[str, tuple[int, int]]:
 
 def _works(verdict: HangVerdict, now: Evidence, before: Evidence | None) -> bool:
     """Return whether the named rank is late because it works, as in an evaluation of its own."""
-    looks = [rank for rank in now.ranks if rank.rank == verdict.rank]
+    ranks = [*now.ranks, *(before.ranks if before else ())]
+    looks = [rank for rank in ranks if rank.rank == verdict.rank]
     if any(rank.wait is Wait.COMPILER for rank in looks):
         return True
     if verdict.cause not in (HangCause.NOT_ENTERED, HangCause.DEVICE_BUSY):
         return False
-    looks += [rank for rank in before.ranks if rank.rank == verdict.rank] if before else []
     calls = {_calls_on(rank.stack) for rank in looks if rank.stack}
     return len(calls) > 1
 
