@@ -257,9 +257,11 @@ class Worker:
             nccl_choices=self._group.nccl_log.choices,
         )
         self._update_rested_counters()
-        precision_problems = precision_doubts(point.precision, self._device)
+        # Read the doubts before the workload's settings are undone.
+        doubts = (*part.doubts, *measurement.doubts)
+        doubts += tuple(precision_doubts(point.precision, self._device))
         self._group.check(point.workload)
-        # Undo the settings of the workload before its operations are counted.
+        # Undo these settings before operations are counted.
         self._group.destroy_extra_groups()
         self._state.restore()
         self._group.join(task, rank_info, group)
@@ -275,7 +277,7 @@ class Worker:
             is_of_new_process=None if part.has_own_process else self._is_new,
             flops_per_step=counted.flops,
             breakdown=_with_flops_method(measurement.breakdown, counted.method),
-            doubts=(*part.doubts, *measurement.doubts, *precision_problems),
+            doubts=doubts,
             transports=self._group.nccl_log.routes() if group else (),
             gemm_tflops=self._gemm_tflops.get(point.precision),
             # Launches stay slower after a profiler was in use (pytorch#144455).
