@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Unpack
 
 from pydantic import Field
 
@@ -98,7 +98,7 @@ class Transformer(Model):
         ),
         Answer(metric="step_ms_p50", over=("phase",), best="min"),
     )
-    metrics = (
+    metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
             name="prefill_ms",
             unit="ms",

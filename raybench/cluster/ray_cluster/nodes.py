@@ -69,6 +69,9 @@ _RAY_LINE_PREFIXES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
 # Less memory than any CUDA context needs, and more than the GPU driver keeps for itself.
 _MAX_LEFT_BYTES = 256 * MIB
+# Concurrency group of the methods that look for hanging ranks, and its threads: a look takes
+# seconds, in which the agent must answer other calls.
+_HANGS, _HANG_THREADS = "hangs", 4
 # How long to ignore the id of an ended process: NVML lists the process for some seconds more, and
 # the kernel does not reuse the id that soon.
 _IGNORE_ENDED_S = 60.0
