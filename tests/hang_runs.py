@@ -72,7 +72,7 @@ class Result:
         """Whether the row names the rank, its host and its process."""
         if self.is_healthy:
             return self.row["status"] == "ok" and not self.hang
-        named = f"{self.hang.get('host')} {self.hang.get('pid')}"
+        named = f"{self.hang.get('host')} {int(self.hang.get('pid') or 0)}"
         is_process_right = self.process in ("", named)
         ranks = {self.hang.get("rank"), self.row["error_rank"]}
         return ranks == {self.case.rank} and is_process_right
