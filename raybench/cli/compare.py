@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
-from raybench.cli.health import load_health
+from raybench.api.sides import check_apart, compare_health, compare_sides, find_side
 from raybench.cli.shared import (
     chart_option,
     complete_any_point,
@@ -32,21 +29,13 @@ from raybench.cli.shared import (
 from raybench.errors import ResultsError, UsageError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from raybench.analysis.compare import Change, Fact, HistoryRow
-    from raybench.analysis.run_data import RunData
-    from raybench.health.comparison import HealthComparison
+    from raybench.analysis.compare import Change, HistoryRow
     from raybench.job.point import Point
     from raybench.records.devices import Finding
-    from raybench.report.comparison import Comparison
     from raybench.results.point_row import PointRow
-    from raybench.results.tables import Run
 
 REGRESSION, UNCLEAR = "regression", "unclear"
 _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
-# A tag is looked for in so many runs before the newest run that has it.
-_MOST_TAGGED = 300
 
 
 @click.command("compare")
@@ -103,13 +92,9 @@ def compare_command(
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
         raise UsageError("--blind: goes with --fail-on regression only")
-    sides = _find_side(results, base), _find_side(results, new)
-    if both := sides[0].ids & sides[1].ids:
-        raise ResultsError(
-            f"{min(run_id for _, run_id in both)} is on both sides, {base} and {new}; name "
-            "different runs (`raybench list` shows them)"
-        )
-    if checks := _compare_health(sides, threshold):
+    sides = find_side(results, base), find_side(results, new)
+    check_apart(*sides)
+    if checks := compare_health(sides, threshold):
         if kind == "html":
             raise UsageError("--format html: health checks are compared as terminal, md or json")
         write_document(checks, kind, output)
@@ -119,7 +104,7 @@ def compare_command(
             raise ResultsError(f"--fail-on {fail_on}: no figure was read in both checks")
         return 0
     comparison = replace(
-        _compare_sides(sides, threshold),
+        compare_sides(sides, threshold),
         is_short=kind == "terminal" and not full,
         options=_options_to_repeat(results, threshold),
     )
@@ -154,213 +139,6 @@ def _options_to_repeat(results: Path, threshold: float) -> list[str]:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             words += [f"--{name}", text]
     return words
-
-
-def _compare_sides(sides: tuple[_Side, _Side], threshold: float) -> Comparison:
-    """Compare two sides, the base first.
-
-    Args:
-        sides: BASE and NEW.
-        threshold: the smallest change that counts, as a share.
-    """
-    from raybench.analysis.compare import (
-        POINT_COLUMNS,
-        all_point_changes,
-        changes,
-        compare,
-        lasting_changes,
-    )
-    from raybench.analysis.rows import point_rows
-    from raybench.analysis.run_data import load_run_data
-    from raybench.records.doubts import DoubtKind
-    from raybench.report.comparison import Comparison
-    from raybench.report.words.doubts import doubt_words
-
-    base, new = sides
-    base_points = [point_rows(run.points(POINT_COLUMNS)) for run in base.runs]
-    new_points = [point_rows(run.points(POINT_COLUMNS)) for run in new.runs]
-    base_data = load_run_data(base.newest.root, base.newest.run_id)
-    new_data = load_run_data(new.newest.root, new.newest.run_id)
-    left_out = {}
-    for side in sides:
-        for run in side.left_out:
-            differences = lasting_changes(run.facts, side.newest.facts)
-            left_out[run.run_id] = [change.fact for change in differences]
-    impossible = []
-    for name, data in (("BASE", base_data), ("NEW", new_data)):
-        for row in data.rows:
-            for doubt in row.doubts or ():
-                if doubt.kind is DoubtKind.IMPOSSIBLE:
-                    impossible.append((f"{name} {row.point_id}", doubt_words(doubt, row)))
-    return Comparison(
-        base=tuple(run.run for run in base.runs),
-        new=tuple(run.run for run in new.runs),
-        words=(base.words, new.words),
-        are_tags=base.is_tag and new.is_tag,
-        threshold=threshold,
-        points=compare(base_points, new_points, threshold=threshold),
-        changes=changes(base.newest.facts, new.newest.facts),
-        beside=all_point_changes(base_data.rows, new_data.rows),
-        left_out=left_out,
-        impossible=impossible,
-        machines=(_machine(base_data), _machine(new_data)),
-        ranks=new_data.ranks,
-    )
-
-
-def _machine(data: RunData) -> str:
-    """Return the devices of a run, as in `4 x NVIDIA H200 on 1 node`, or else its cluster."""
-    from raybench.report import formatting
-    from raybench.report.documents import records
-
-    if data.devices.empty:
-        return data.run.cluster
-    return formatting.machine(records(data.devices), data.node_counts.of_run)
-
-
-def _compare_health(sides: tuple[_Side, _Side], threshold: float) -> HealthComparison | None:
-    """Compare the newest health check of each side; None if no run is a health check.
-
-    Raises:
-        UsageError: some of the runs are health checks and others are not.
-    """
-    from raybench.analysis.compare import changes
-    from raybench.health.comparison import HealthComparison, trace_figures
-
-    base, new = sides
-    checks: list[str] = []
-    others: list[str] = []
-    for run in (*base.runs, *new.runs):
-        is_check = load_health(run.root, run.run_id) is not None
-        (checks if is_check else others).append(run.run_id)
-    if checks and others:
-        raise UsageError(
-            f"{checks[-1]} is a health check and {others[-1]} is none: compare checks alone"
-        )
-    before = load_health(base.newest.root, base.newest.run_id)
-    now = load_health(new.newest.root, new.newest.run_id)
-    if before is None or now is None:
-        return None
-    figures = trace_figures([before.findings, now.findings], 1 + threshold)
-    around = changes(base.newest.facts, new.newest.facts)
-    return HealthComparison(base=before, new=now, figures=figures, changes=around)
-
-
-@dataclass(frozen=True, kw_only=True)  # no slots, which cached_property needs
-class _StoredRun:
-    """A run of the results folder `root`, whose row and facts are read once."""
-
-    root: Path
-    run_id: str
-
-    @cached_property
-    def run(self) -> Run:
-        """Return the row of the run in `runs`."""
-        from raybench.results import reader
-
-        return reader.read_run(self.root, self.run_id)
-
-    @cached_property
-    def facts(self) -> dict[Fact, str]:
-        """Return what may change a measured time."""
-        from raybench.analysis.compare import facts
-        from raybench.results import reader
-
-        return facts(self.run, reader.load_table(self.root, "devices", self.run_id))
-
-    def points(self, columns: Sequence[str]) -> pd.DataFrame:
-        """Return these columns of the table `points`, with all attempts."""
-        from raybench.results import reader
-
-        table = reader.read_table(self.root, "points", self.run_id, columns)
-        frame: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict")
-        return frame
-
-    def has_tag(self, name: str, value: str) -> bool:
-        """Return whether the run has this tag and can be read."""
-        try:
-            return self.run.tags.get(name) == value
-        except ResultsError:
-            return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    """BASE or NEW."""
-
-    newest: _StoredRun
-    # How the user named the side.
-    words: str
-    # Whether `words` is a tag.
-    is_tag: bool = False
-    # The other runs, the oldest first.
-    others: Sequence[_StoredRun] = ()
-    # Runs with the tag and other facts than `newest`, the newest first.
-    left_out: Sequence[_StoredRun] = ()
-
-    @property
-    def runs(self) -> Sequence[_StoredRun]:
-        """Return all runs of the side, the newest last."""
-        return (*self.others, self.newest)
-
-    @property
-    def ids(self) -> set[tuple[Path, str]]:
-        """Return folder and id of each run."""
-        return {(run.root.resolve(), run.run_id) for run in self.runs}
-
-
-def _find_side(results: Path, text: str) -> _Side:
-    """Find the runs that `text` names: a RUN of `report`, several with commas, or a NAME=VALUE tag.
-
-    Raises:
-        ResultsError: there is no such run.
-    """
-    # Path.exists would raise for a name that no file can have.
-    if os.path.exists(text):  # noqa: PTH110
-        return _Side(newest=_find(results, text), words=text)
-    if "=" in text:
-        return _runs_with_tag(results, text)
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if len(names) < 2:
-        return _Side(newest=_find(results, text), words=text)
-    runs = {}
-    for name in names:
-        run = _find(results, name)
-        runs[run.run_id] = run
-    *others, newest = sorted(runs.values(), key=lambda run: (run.run.started_at, run.run_id))
-    return _Side(newest=newest, words=text, others=others)
-
-
-def _find(results: Path, text: str) -> _StoredRun:
-    from raybench.results.reader import find_run
-
-    root, run_id = find_run(results, text)
-    return _StoredRun(root=root, run_id=run_id)
-
-
-def _runs_with_tag(results: Path, text: str) -> _Side:
-    """Find the newest run with the tag `text`, and earlier runs with the tag and the same facts."""
-    from raybench.analysis.compare import lasting_changes
-    from raybench.results import reader
-
-    name, _, value = text.partition("=")
-    runs = (_StoredRun(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
-    newest = next((run for run in runs if run.has_tag(name, value)), None)
-    if newest is None:
-        rows = reader.read_table(results, "runs", None, ("tags",))["tags"]
-        tags = [row or {} for row in rows.to_pylist(maps_as_pydicts="strict")]
-        names = sorted({f"{key}={tag}" for row in tags for key, tag in row.items()})
-        there = f"there are: {', '.join(names[:5])}" if names else "no run has tags"
-        raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
-    others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
-    same = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
-    return _Side(
-        newest=newest,
-        words=text,
-        is_tag=True,
-        others=[run for run in reversed(others) if run.run_id in same],
-        left_out=[run for run in others if run.run_id not in same],
-    )
 
 
 @click.command("history")

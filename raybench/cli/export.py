@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from raybench.cli.health import load_health
+from raybench.api.stored_runs import load_health
 from raybench.cli.shared import (
     complete_run,
     file_option,

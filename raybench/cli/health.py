@@ -38,7 +38,6 @@ from raybench.records.devices import Stage
 if TYPE_CHECKING:
     from raybench.analysis.references import References
     from raybench.doctor.diagnosis import Diagnosis
-    from raybench.health.report import HealthReport
 
 
 SCHEMA_VERSION = 1  # of the JSON object
@@ -62,7 +61,7 @@ def doctor_command(
     Sweeps on these devices are slowed, not waited for. Exit code: 0 nothing failed, 1 a check
     failed, 2 a mistake in the command, 3 no cluster or devices to be had, 130 interrupted.
     """
-    from raybench.cli.progress import ConsoleListener, show_phase
+    from raybench.api.progress import ConsoleListener, show_phase
     from raybench.doctor.checks import Verdict
     from raybench.doctor.diagnosis import diagnose, open_cluster
     from raybench.sweep.interrupts import Interrupts
@@ -181,7 +180,8 @@ def health_command(
     not tested, nothing has a comparison, or no cluster or devices can be had, 130 interrupted.
     """
     # Here, so that neither --help nor the Tab key waits for them.
-    from raybench.cli.progress import ConsoleListener
+    from raybench.api.progress import ConsoleListener
+    from raybench.api.stored_runs import load_health
     from raybench.health.check import examine
     from raybench.health.suite import STAGES, title
     from raybench.records.devices import check_list_writable, write_device_list
@@ -214,43 +214,3 @@ def health_command(
     assert report is not None, "its command line says that it is a check"
     write_document(report, "json" if as_json else "terminal")
     ctx.exit(report.exit_code)
-
-
-def load_health(
-    results: Path, run: str, references: References | None = None
-) -> HealthReport | None:
-    """Return the report of a health check; None if the run is not a health check.
-
-    Args:
-        results: the folder of results.
-        run: as `raybench report` takes it.
-        references: by default, the references that come with raybench.
-
-    Raises:
-        ResultsError: there is no such run, or it cannot be read.
-    """
-    from raybench.analysis.references import SHIPPED
-    from raybench.health.references import grades, measurements, read_findings
-    from raybench.health.report import HealthReport
-    from raybench.records.device import Device
-    from raybench.report import formatting
-    from raybench.results import reader
-    from raybench.results.columns import from_row
-
-    root, run_id = reader.find_run(results, run)
-    row = reader.read_run(root, run_id)
-    # A check that was interrupted early has no findings.
-    if not row.is_health_check and not (root / "health" / run_id).is_dir():
-        return None
-    rows = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
-    devices = [from_row(Device, row) for row in rows]
-    findings = [finding for _, finding in read_findings(root, run_id)]
-    gpus = {device.uuid: device for device in devices if device.uuid}
-    return HealthReport(
-        run=row,
-        machine=formatting.machine(rows) if rows else row.cluster,
-        devices=devices,
-        findings=findings,
-        grades=grades(findings, gpus, references or SHIPPED, run_id),
-        measurements=measurements(findings, gpus),
-    )

@@ -20,10 +20,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from raybench.errors import ResultsError, ResultsWarning, UsageError
+from raybench.report.console import make_console as make_console
+from raybench.report.console import say as say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from raybench.analysis.references import ReferenceFile, References
     from raybench.report.documents import Document
     from raybench.sweep.run_state import RunTarget
@@ -487,23 +487,6 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
     table = Table(columns=tuple(columns), rows=tuple(map(tuple, rows)))
     return render_text([table], width=width(), color=color())
-
-
-def make_console() -> Console:
-    """Return a console on stderr, for messages and progress."""
-    from rich.console import Console
-
-    return Console(stderr=True)
-
-
-def say(console: Console, text: str) -> None:
-    """Print a text as one line, neither wrapped nor coloured, without control characters.
-
-    A command "`raybench ...`" in the text gets the name by which raybench was called.
-    """
-    from raybench.report.formatting import name_program, printable
-
-    console.out(printable(name_program(text)), highlight=False)  # print draws :100: as an emoji
 
 
 class _LossyFile(io.FileIO):

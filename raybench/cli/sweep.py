@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,22 +34,17 @@ from raybench.cli.shared import (
     write_document,
     write_result,
 )
-from raybench.errors import ResultsError, UsageError
+from raybench.errors import UsageError
 from raybench.records.status import RunStatus
 from raybench.report.formatting import command, counted, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from raybench.job.model import Job, Measure
     from raybench.job.plan import Plan
     from raybench.job.problems import KeyPath
     from raybench.sweep.run_state import RunState, RunTarget
 
 
-# A report of 1,000 points takes 5.5 s with a part for each point and 1.5 s with one part; with
-# fewer parts than this, the difference is below a second.
-_MANY_PARTS = 200
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # The options that a command to resume must repeat.
 _REPEATED = (
@@ -295,45 +289,16 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     """Run the sweep, print its report, and return the exit code."""
     from raybench.analysis.answer import decide
     from raybench.analysis.run_data import load_run_data
-    from raybench.cli.progress import ConsoleListener
+    from raybench.api.progress import ConsoleListener
+    from raybench.api.sweeps import carry_out
     from raybench.report.run_report import RunReport
-    from raybench.sweep.run_rows import end_of_run
-    from raybench.sweep.run_state import nothing_left_message
-    from raybench.sweep.runner import run_sweep
 
-    console = make_console()
-    for warning in start.rounds.plan.warnings:
-        say(console, f"{warning} (warning)")
-    if start.rounds.todo:
-        run = run_sweep(job, start, where, ConsoleListener(console))
-    else:
-        say(console, nothing_left_message(start))
-        run = end_of_run(start, where.output, job.measure)
-    # After an interrupt the process ends soon; the sweep that resumes the run compacts it.
-    if run.status is not RunStatus.INTERRUPTED:
-        _compact_points(start, where.output, console)
+    run = carry_out(job, start, where, ConsoleListener(make_console()))
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
         answer = decide(load_run_data(where.output, run.run_id))
         report = RunReport(answer=answer, is_short=not as_json)
         write_document(report, "json" if as_json else "terminal")
     return _EXIT_CODES[run.status]
-
-
-def _compact_points(start: RunState, root: Path, console: Console) -> None:
-    """Put the rows of a run with many points into one part."""
-    from raybench.results.columns import parts_of
-    from raybench.results.writer import compact_points, hold_run
-
-    run_id = start.run.run_id
-    if len(parts_of(root, "points", run_id)) < _MANY_PARTS:
-        return
-    try:
-        # A resumed run is locked already.
-        with nullcontext() if start.is_resumed else hold_run(root, run_id):
-            compact_points(root, run_id)
-    except ResultsError as error:
-        again = command("compact", run_id, "--results", str(root))
-        say(console, f"the points stay in many parts: {error}; put them together: {again}")
 
 
 def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from raybench.cli.progress import ConsoleListener
+from raybench.api.progress import ConsoleListener
 from raybench.cli.shared import make_console
 from raybench.health.check import examine
 from raybench.health.suite import Fleet, Probe, probes, title

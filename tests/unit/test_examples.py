@@ -13,8 +13,8 @@ from commands import EXAMPLES, REPOSITORY
 
 from raybench.analysis.answer import decide
 from raybench.analysis.run_data import load_run_data
-from raybench.cli.health import load_health
-from raybench.cli.results import page_of
+from raybench.api.pictures import page_of
+from raybench.api.stored_runs import load_health
 from raybench.health.report import format_page as format_health_page
 from raybench.health.report import health_figures
 from raybench.report.charts import ChartData, draw_main_figure

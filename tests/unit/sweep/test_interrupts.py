@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
-from raybench.cli.progress import ConsoleListener
+from raybench.api.progress import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 
 
@@ -72,7 +72,7 @@ def test_a_second_signal_does_not_interrupt_writing():
 STUCK = """
 import ctypes
 from rich.console import Console
-from raybench.cli.progress import ConsoleListener
+from raybench.api.progress import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts.points_run():
     interrupts.in_flight = 2
@@ -88,7 +88,7 @@ with Interrupts(ConsoleListener(Console(stderr=True))) as interrupts, interrupts
 HELD_BACK = """
 import math, time
 from rich.console import Console
-from raybench.cli.progress import ConsoleListener
+from raybench.api.progress import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 console = Console(stderr=True, force_terminal=True)
 with Interrupts(ConsoleListener(console)) as interrupts, interrupts.held_back(math.inf):

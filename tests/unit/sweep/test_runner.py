@@ -28,7 +28,7 @@ from fakes import (
 from rich.console import Console
 
 from raybench import cli
-from raybench.cli.progress import ConsoleListener, PointProgress
+from raybench.api.progress import ConsoleListener, PointProgress
 from raybench.errors import ClusterError, ResultsError
 from raybench.job.loading import load_job
 from raybench.job.plan import make_plan
@@ -280,7 +280,7 @@ def test_a_sweep_heats_each_device_once(job, stored, command, monkeypatch):
 @pytest.fixture
 def sweep_of_many(job, folder, command, monkeypatch):
     """`raybench sweep job.yaml` with three points, which are many; a script makes each go right."""
-    monkeypatch.setattr("raybench.cli.sweep._MANY_PARTS", 2)
+    monkeypatch.setattr("raybench.api.sweeps._MANY_PARTS", 2)
 
     def call(script, *options):
         monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(script))

@@ -6,7 +6,7 @@ import pytest
 from builders import make_device, make_failed, make_measurement, make_point, make_record
 from rich.console import Console
 
-from raybench.cli.progress import ConsoleListener, PointProgress, show_phase
+from raybench.api.progress import ConsoleListener, PointProgress, show_phase
 from raybench.job.plan import Plan
 from raybench.records.status import Status
 from raybench.sweep.loop import PointAdded, PointFinished, PointRetried, PointStarted

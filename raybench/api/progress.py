@@ -12,12 +12,12 @@ from rich.live import Live
 from rich.text import Text
 
 from raybench.analysis.rows import MAIN_RATES
-from raybench.cli.shared import say
 from raybench.job.plan import Plan, varying_settings
 from raybench.job.point import Point
 from raybench.records.record import Record
 from raybench.records.status import Status
 from raybench.report import formatting
+from raybench.report.console import say
 from raybench.report.words.failures import failure_of_record
 from raybench.report.words.hangs import hang
 from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms

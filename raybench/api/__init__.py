@@ -1,0 +1,1 @@
+"""What `import raybench` offers beside the tables, on the functions that the commands call too."""

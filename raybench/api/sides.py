@@ -1,0 +1,192 @@
+"""The two sides of a comparison: which runs they are, and how they compare."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raybench.api.stored_runs import StoredRun, find_stored, load_health
+from raybench.errors import ResultsError, UsageError
+
+if TYPE_CHECKING:
+    from raybench.analysis.run_data import RunData
+    from raybench.health.comparison import HealthComparison
+    from raybench.report.comparison import Comparison
+
+# A tag is looked for in so many runs before the newest run that has it.
+_MOST_TAGGED = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """BASE or NEW."""
+
+    newest: StoredRun
+    # How the user named the side.
+    words: str
+    # Whether `words` is a tag.
+    is_tag: bool = False
+    # The other runs, the oldest first.
+    others: Sequence[StoredRun] = ()
+    # Runs with the tag and other facts than `newest`, the newest first.
+    left_out: Sequence[StoredRun] = ()
+
+    @property
+    def runs(self) -> Sequence[StoredRun]:
+        """Return all runs of the side, the newest last."""
+        return (*self.others, self.newest)
+
+    @property
+    def ids(self) -> set[tuple[Path, str]]:
+        """Return folder and id of each run."""
+        return {(run.root.resolve(), run.run_id) for run in self.runs}
+
+
+def find_side(results: Path, text: str) -> Side:
+    """Find the runs that `text` names: a RUN of `report`, several with commas, or a NAME=VALUE tag.
+
+    Raises:
+        ResultsError: there is no such run.
+    """
+    # Path.exists would raise for a name that no file can have.
+    if os.path.exists(text):  # noqa: PTH110
+        return Side(newest=find_stored(results, text), words=text)
+    if "=" in text:
+        return _runs_with_tag(results, text)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) < 2:
+        return Side(newest=find_stored(results, text), words=text)
+    runs = {}
+    for name in names:
+        run = find_stored(results, name)
+        runs[run.run_id] = run
+    *others, newest = sorted(runs.values(), key=lambda run: (run.run.started_at, run.run_id))
+    return Side(newest=newest, words=text, others=others)
+
+
+def _runs_with_tag(results: Path, text: str) -> Side:
+    """Find the newest run with the tag `text`, and earlier runs with the tag and the same facts."""
+    from raybench.analysis.compare import lasting_changes
+    from raybench.results import reader
+
+    name, _, value = text.partition("=")
+    runs = (StoredRun(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
+    newest = next((run for run in runs if run.has_tag(name, value)), None)
+    if newest is None:
+        rows = reader.read_table(results, "runs", None, ("tags",))["tags"]
+        tags = [row or {} for row in rows.to_pylist(maps_as_pydicts="strict")]
+        names = sorted({f"{key}={tag}" for row in tags for key, tag in row.items()})
+        there = f"there are: {', '.join(names[:5])}" if names else "no run has tags"
+        raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
+    others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
+    same = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
+    return Side(
+        newest=newest,
+        words=text,
+        is_tag=True,
+        others=[run for run in reversed(others) if run.run_id in same],
+        left_out=[run for run in others if run.run_id not in same],
+    )
+
+
+def check_apart(base: Side, new: Side) -> None:
+    """Raise ResultsError if a run is on both sides."""
+    if both := base.ids & new.ids:
+        raise ResultsError(
+            f"{min(run_id for _, run_id in both)} is on both sides, {base.words} and {new.words}; "
+            "name different runs (`raybench list` shows them)"
+        )
+
+
+def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
+    """Compare two sides, the base first.
+
+    Args:
+        sides: BASE and NEW.
+        threshold: the smallest change that counts, as a share.
+    """
+    from raybench.analysis.compare import (
+        POINT_COLUMNS,
+        all_point_changes,
+        changes,
+        compare,
+        lasting_changes,
+    )
+    from raybench.analysis.rows import point_rows
+    from raybench.analysis.run_data import load_run_data
+    from raybench.records.doubts import DoubtKind
+    from raybench.report.comparison import Comparison
+    from raybench.report.words.doubts import doubt_words
+
+    base, new = sides
+    base_points = [point_rows(run.points(POINT_COLUMNS)) for run in base.runs]
+    new_points = [point_rows(run.points(POINT_COLUMNS)) for run in new.runs]
+    base_data = load_run_data(base.newest.root, base.newest.run_id)
+    new_data = load_run_data(new.newest.root, new.newest.run_id)
+    left_out = {}
+    for side in sides:
+        for run in side.left_out:
+            differences = lasting_changes(run.facts, side.newest.facts)
+            left_out[run.run_id] = [change.fact for change in differences]
+    impossible = []
+    for name, data in (("BASE", base_data), ("NEW", new_data)):
+        for row in data.rows:
+            for doubt in row.doubts or ():
+                if doubt.kind is DoubtKind.IMPOSSIBLE:
+                    impossible.append((f"{name} {row.point_id}", doubt_words(doubt, row)))
+    return Comparison(
+        base=tuple(run.run for run in base.runs),
+        new=tuple(run.run for run in new.runs),
+        words=(base.words, new.words),
+        are_tags=base.is_tag and new.is_tag,
+        threshold=threshold,
+        points=compare(base_points, new_points, threshold=threshold),
+        changes=changes(base.newest.facts, new.newest.facts),
+        beside=all_point_changes(base_data.rows, new_data.rows),
+        left_out=left_out,
+        impossible=impossible,
+        machines=(_machine(base_data), _machine(new_data)),
+        ranks=new_data.ranks,
+    )
+
+
+def _machine(data: RunData) -> str:
+    """Return the devices of a run, as in `4 x NVIDIA H200 on 1 node`, or else its cluster."""
+    from raybench.report import formatting
+    from raybench.report.documents import records
+
+    if data.devices.empty:
+        return data.run.cluster
+    return formatting.machine(records(data.devices), data.node_counts.of_run)
+
+
+def compare_health(sides: tuple[Side, Side], threshold: float) -> HealthComparison | None:
+    """Compare the newest health check of each side; None if no run is a health check.
+
+    Raises:
+        UsageError: some of the runs are health checks and others are not.
+    """
+    from raybench.analysis.compare import changes
+    from raybench.health.comparison import HealthComparison, trace_figures
+
+    base, new = sides
+    checks: list[str] = []
+    others: list[str] = []
+    for run in (*base.runs, *new.runs):
+        is_check = load_health(run.root, run.run_id) is not None
+        (checks if is_check else others).append(run.run_id)
+    if checks and others:
+        raise UsageError(
+            f"{checks[-1]} is a health check and {others[-1]} is none: compare checks alone"
+        )
+    before = load_health(base.newest.root, base.newest.run_id)
+    now = load_health(new.newest.root, new.newest.run_id)
+    if before is None or now is None:
+        return None
+    figures = trace_figures([before.findings, now.findings], 1 + threshold)
+    around = changes(base.newest.facts, new.newest.facts)
+    return HealthComparison(base=before, new=now, figures=figures, changes=around)
