@@ -1,19 +1,18 @@
 """raybench: multi-node GPU benchmark sweeps on Ray.
 
-Results as pandas DataFrames, here the results that are committed in the checkout:
+`sweep` runs a job and returns its run, `open_run` an earlier one, and `measure` times a function:
+docs/how-to/python.md explains them. Here a run that is committed in the checkout:
 
 >>> import raybench
->>> scaling = raybench.load("results/examples", "scaling", "ddp_scaling-20261122")
->>> largest = scaling.query("precision == 'fp32' and batch_size == 1024")
+>>> run = raybench.open_run("ddp_scaling-20261122", "results/examples")
+>>> largest = run.table("scaling").query("precision == 'fp32' and batch_size == 1024")
 >>> largest["world_size"].to_list(), largest["speed_up"].round(2).to_list()
 ([1, 2, 4], [1.0, 1.78, 3.47])
->>> raybench.units("points")["step_ms_p50"]
-'ms'
 
-`load` and `units` read results. `Workload` is the base of what is timed; `Context`, `Metric`,
-`Answer`, `DdpOptions` and `WrongResultError` belong to it, and docs/how-to/own-workload.md explains
-them. `Field`, `NonNegativeInt`, `PositiveFloat` and `PositiveInt` are types of pydantic for
-parameters. Errors that a user can cause are in `raybench.errors`.
+`load` and `units` read the tables of all runs. `Workload` is the base of what is timed; `Context`,
+`Metric`, `Answer`, `DdpOptions` and `WrongResultError` belong to it, and
+docs/how-to/own-workload.md explains them. `Field`, `NonNegativeInt`, `PositiveFloat` and
+`PositiveInt` are types of pydantic for parameters. Errors that a user can cause are in `errors`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,12 @@ from raybench.version import __version__
 if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+    from raybench import errors
     from raybench.analysis.frames import load, units
+    from raybench.api.run_comparison import RunComparison
+    from raybench.api.run_result import Picture, RunResult, open_run
+    from raybench.api.step_timing import StepTiming, measure
+    from raybench.api.sweeps import sweep
     from raybench.job.answer import Answer
     from raybench.records.metrics import Metric
     from raybench.workloads.base import Context, DdpOptions, Workload, WrongResultError
@@ -38,23 +42,41 @@ __all__ = [
     "Field",
     "Metric",
     "NonNegativeInt",
+    "Picture",
     "PositiveFloat",
     "PositiveInt",
+    "RunComparison",
+    "RunResult",
+    "StepTiming",
     "Workload",
     "WrongResultError",
     "__version__",
+    "errors",
     "load",
+    "measure",
+    "open_run",
+    "sweep",
     "units",
 ]
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
+    "raybench.api.run_comparison": ("RunComparison",),
+    "raybench.api.run_result": ("Picture", "RunResult", "open_run"),
+    "raybench.api.step_timing": ("StepTiming", "measure"),
+    "raybench.api.sweeps": ("sweep",),
     "raybench.job.answer": ("Answer",),
     "raybench.records.metrics": ("Metric",),
     "raybench.workloads.base": ("Context", "DdpOptions", "Workload", "WrongResultError"),
     # Types for the parameters of a workload.
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }
+
+# Two rooms have the names of functions. Python binds the name of a module here when it is first
+# imported; import these now and unbind them, so that `__getattr__` answers from now on.
+for _room in ("measure", "sweep"):
+    import_module(f"{__name__}.{_room}")
+    globals().pop(_room, None)
 
 
 def __dir__() -> list[str]:
@@ -64,6 +86,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Import the module of a public name on first use: `import raybench` stays fast."""
+    if name == "errors":
+        return import_module("raybench.errors")
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

@@ -4,8 +4,9 @@ RaybenchError
 ├── UsageError               2   the command or a declaration is invalid
 │   ├── JobError             2   the job file, with a line for each problem
 │   └── ResultsError         2   a run does not exist, or results cannot be read or written
-└── ClusterError             3   the cluster is unreachable or unusable, or no point fits it
-    └── DevicesInUseError    3   another sweep uses the devices
+├── ClusterError             3   the cluster is unreachable or unusable, or no point fits it
+│   └── DevicesInUseError    3   another sweep uses the devices
+└── StepError                1   a function that Python sent to workers has failed there
 
 Errors of click and missing packages exit with 2, Ctrl-C with 130. Any other exception is a bug of
 raybench and exits with 4. Every class takes one string, so that instances can be pickled.
@@ -53,6 +54,12 @@ class ClusterError(RaybenchError):
     """The cluster cannot be reached or used, or no point fits it."""
 
     exit_code = 3
+
+
+class StepError(RaybenchError):
+    """A function of `raybench.measure` failed on a worker; its traceback ends the text."""
+
+    exit_code = 1
 
 
 class ResultsWarning(UserWarning):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from raybench.analysis.rows import EXECUTION, point_rows
 from raybench.analysis.scaling import scaling, summary_rows
+from raybench.conversion import NS_PER_MS
 from raybench.errors import ResultsError
 from raybench.job.problems import did_you_mean
 from raybench.results import reader, tables
@@ -19,6 +21,7 @@ from raybench.results.tables import TABLES
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raybench.analysis.compare import ComparedPoint
 
 SCALING, SUMMARY = "scaling", "summary"
 _TABLES = (*TABLES, SCALING)
@@ -115,6 +118,56 @@ def units(table: str) -> dict[str, str]:
         return tables.column_units(table)
     units_of_points = tables.column_units("points")
     return {name: units_of_points.get(name, "") for name in (*_FROM_POINTS, *_DERIVED)}
+
+
+def timed_samples(samples: pd.DataFrame | Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Return rank, iteration and ms of each timed sample of one repeat.
+
+    Args:
+        samples: the table `samples`, or its columns.
+    """
+    import pandas as pd
+
+    names = ["rank", "iteration", "is_warmup", "step_ns"]
+    frame = pd.DataFrame({name: samples[name] for name in names})
+    timed = frame[~frame["is_warmup"].astype(bool)].reset_index(drop=True)
+    step_ms = timed["step_ns"].astype(float) / NS_PER_MS
+    return timed[["rank", "iteration"]].assign(step_ms=step_ms)
+
+
+_COMPARED = (
+    *("point_id", "workload", "params", "precision", "world_size", "batch_size"),
+    *("global_batch_size", "status_base", "status_new", "base_runs", "new_runs"),
+    *("base_failed", "new_failed", "unit", "base", "new", "change", "change_low", "change_high"),
+    *("verdict", "reason"),
+)
+
+
+def compared_frame(rows: Sequence[ComparedPoint], reasons: Mapping[str, str]) -> pd.DataFrame:
+    """Return compared points as a frame, with columns `params.NAME`.
+
+    Args:
+        reasons: point_id -> why the verdict is unclear.
+    """
+    import pandas as pd
+
+    records = []
+    for row in rows:
+        changes = {"change": row.ratio, "change_low": row.interval_low}
+        changes["change_high"] = row.interval_high
+        shares = {name: None if ratio is None else ratio - 1 for name, ratio in changes.items()}
+        records.append({**vars(row), **shares, "reason": reasons.get(row.point_id)})
+    frame = pd.DataFrame(records, columns=[*_COMPARED])
+    texts = ("point_id", "workload", "precision", "unit", "verdict", "reason")
+    counts = ("world_size", "batch_size", "global_batch_size", "base_runs", "new_runs")
+    numbers = ("base_failed", "new_failed", "base", "new", "change", "change_low", "change_high")
+    statuses = ("status_base", "status_new")
+    frame = frame.astype(
+        dict.fromkeys((*texts, *statuses), "string")
+        | dict.fromkeys(counts, "Int64")
+        | dict.fromkeys(numbers, "float64")
+    )
+    return _with_columns(frame)
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:

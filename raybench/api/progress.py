@@ -168,6 +168,14 @@ class PointProgress:
         lines.append(f"{self._done} of {self._total} points  {self._left()}")
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
+    def line(self) -> str:
+        """Return the picture as one line: the counts of all points, and a point that runs."""
+        counts = f"{self._done} of {self._total} points"
+        running = [self._name(event.point) for event, _ in self._running.values()]
+        more = f" and {len(running) - 1} more" if len(running) > 1 else ""
+        runs = f"{running[0]}{more} runs" if running else ""
+        return "; ".join(filter(None, (counts, runs, self._left())))
+
     def _number(self) -> str:
         """Return the number of the point that finishes next, as `[3/12]`."""
         return f"[{self._done + 1:>{len(str(self._total))}}/{self._total}]"

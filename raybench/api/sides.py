@@ -60,12 +60,19 @@ def find_side(results: Path, text: str) -> Side:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
         return Side(newest=find_stored(results, text), words=text)
-    runs = {}
-    for name in names:
-        run = find_stored(results, name)
-        runs[run.run_id] = run
-    *others, newest = sorted(runs.values(), key=lambda run: (run.run.started_at, run.run_id))
-    return Side(newest=newest, words=text, others=others)
+    return side_of([find_stored(results, name) for name in names], text)
+
+
+def side_of(runs: Sequence[StoredRun], words: str = "") -> Side:
+    """Return the side of these runs, each once.
+
+    Args:
+        runs: at least one.
+        words: how the user named the side; by default the ids of the runs.
+    """
+    by_id = {run.run_id: run for run in runs}
+    *others, newest = sorted(by_id.values(), key=lambda run: (run.run.started_at, run.run_id))
+    return Side(newest=newest, words=words or ",".join(by_id), others=others)
 
 
 def _runs_with_tag(results: Path, text: str) -> Side:

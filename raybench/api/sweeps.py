@@ -1,17 +1,22 @@
-"""Run what is left of a run to its end."""
+"""Run a job from Python, and what is left of a run to its end."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args
 
-from raybench.errors import ResultsError
+from raybench.errors import ResultsError, UsageError
+from raybench.job.problems import quote
 from raybench.records.status import RunStatus
 from raybench.report.formatting import command
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from raybench.api.jobs import JobSource
+    from raybench.api.run_result import RunResult
     from raybench.job.model import Job
     from raybench.results.tables import Run
     from raybench.sweep.listener import Listener
@@ -20,6 +25,133 @@ if TYPE_CHECKING:
 # A report of 1,000 points takes 5.5 s with a part for each point and 1.5 s with one part; with
 # fewer parts than this, the difference is below a second.
 _MANY_PARTS = 200
+
+DeviceChoice = Literal["auto", "cuda", "cpu"]
+
+
+class SweepOptions(TypedDict, total=False):
+    """Further options of `raybench.sweep`, as those of the command."""
+
+    # Tags to store with the run.
+    tags: Mapping[str, str]
+    # How long to wait for devices.
+    wait_s: float
+    # Measure beside other sweeps on the same devices.
+    shared: bool
+
+
+def sweep(
+    job: JobSource,
+    *,
+    set: Mapping[str, Any] | None = None,
+    filter: str | None = None,
+    results: str | os.PathLike[str] = "results",
+    device: DeviceChoice = "auto",
+    address: str = "auto",
+    **options: Unpack[SweepOptions],
+) -> RunResult:
+    """Run a job on a cluster and return its run, as `raybench sweep` does.
+
+    `raybench.sweep("ddp_scaling.yaml", set={"matrix.world_size": [1, 2]})` takes a file; a dict
+    with the keys of a file does as well.
+
+    Progress goes to stderr, or to the output of a notebook's cell. Ctrl-C, or an interrupt of the
+    kernel, lets the points in flight finish and returns what was measured; a second one stops now.
+
+    Args:
+        job: path of a job file, or a dict with its keys.
+        set: values that replace those of the job, by dotted key, as `--set`.
+        filter: run only the points for which this is true, as in "world_size > 1".
+        results: folder for the result tables.
+        device: auto takes GPUs where the cluster has any, else CPU workers.
+        address: auto, local or HOST:PORT of a Ray cluster. A Ray that this process has joined
+            already is used, and stays joined.
+        options: tags, wait_s, shared; see `SweepOptions`.
+
+    Raises:
+        JobError: the job has problems, one line each.
+        ClusterError: there is no cluster that fits, it is gone, or its devices are in use.
+        ResultsError: the results cannot be written.
+        UsageError: an argument is wrong.
+        KeyboardInterrupt: the interrupt came before any point could start.
+    """
+    from raybench.api.jobs import override_texts, read_job
+    from raybench.api.progress_line import listener_here
+    from raybench.api.run_result import RunResult
+    from raybench.job.plan import make_plan, select_points
+    from raybench.sweep.run_state import start_run
+
+    where = target(results, device, address, options)
+    read = read_job(job, set)
+    plan = make_plan(read)
+    if filter is not None:
+        plan = replace(plan, points=select_points(plan.points, filter, "filter"))
+    # A dict has no file that a command could name.
+    words = ["raybench.sweep", "job"] if isinstance(job, Mapping) else ["raybench", "sweep"]
+    words += [] if isinstance(job, Mapping) else [os.fspath(job)]
+    settings = [f"--set={text}" for text in override_texts(set)]
+    given = [("device", device), ("address", address)]
+    chosen = [f"--{name}={value}" for name, value in given if value != "auto"]
+
+    def resume_command(run_id: str) -> str:
+        folder = [] if where.output == Path("results") else ["-o", str(where.output)]
+        again = (*settings, *chosen, *folder, "--resume", run_id)
+        if isinstance(job, Mapping):
+            return f"save the job as job.yaml, then: {command('sweep', 'job.yaml', *again)}"
+        return command("sweep", os.fspath(job), *again)
+
+    start = start_run(
+        read,
+        plan,
+        argv=[*words, *settings, *chosen],
+        tags=where_tags(options),
+        resume_command=resume_command,
+    )
+    run = carry_out(read, start, where, listener_here())
+    return RunResult(results=where.output, run_id=run.run_id)
+
+
+def target(
+    results: str | os.PathLike[str], device: str, address: str, options: SweepOptions
+) -> RunTarget:
+    """Return where a sweep of this process runs.
+
+    Raises:
+        UsageError: an option is wrong.
+        ResultsError: the folder cannot be written.
+        TypeError: there is no such option.
+    """
+    from raybench.api.files import check_outlives_job
+    from raybench.results.writer import check_writable
+    from raybench.sweep.run_state import RunTarget
+
+    for name in options:
+        if name not in SweepOptions.__annotations__:
+            raise TypeError(f"sweep() got an unexpected keyword argument {name!r}")
+    if device not in get_args(DeviceChoice):
+        raise UsageError(f"device: must be auto, cuda or cpu, given {quote(device)}")
+    wait_s = options.get("wait_s", 0.0)
+    if not 0 <= wait_s <= 1_000_000:
+        raise UsageError(f"wait_s: must be from 0 to 1,000,000 seconds, given {quote(wait_s)}")
+    output = Path(results)
+    if "://" in os.fspath(results):
+        raise UsageError(f"results: must be a folder of this machine, given {quote(results)}")
+    check_outlives_job(output, "results")
+    check_writable(output)
+    return RunTarget(
+        address=address,
+        device=device,  # type: ignore[arg-type]
+        output=output,
+        profiled=frozenset(),
+        wait_s=wait_s,
+        shared=options.get("shared", False),
+        is_guest=True,
+    )
+
+
+def where_tags(options: SweepOptions) -> dict[str, str]:
+    """Return the tags of the options as texts."""
+    return {str(name): str(value) for name, value in options.get("tags", {}).items()}
 
 
 def carry_out(job: Job, start: RunState, where: RunTarget, listener: Listener) -> Run:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
+from raybench.api.files import check_outlives_job
 from raybench.cli.shared import (
     address_option,
-    check_outlives_job,
     color,
     device_option,
     devices_option,

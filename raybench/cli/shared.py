@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from raybench.api.files import write_file as write_file
 from raybench.errors import ResultsError, ResultsWarning, UsageError
 from raybench.report.console import make_console as make_console
 from raybench.report.console import say as say
@@ -340,17 +341,6 @@ def _results(ctx: click.Context) -> Path:
 _STDERR = 2
 
 
-def check_outlives_job(output: Path) -> None:
-    """Raise UsageError for a folder that is deleted with the Ray job that runs this command."""
-    # `ray job submit` sets the variable; with --working-dir the job runs in a temporary copy.
-    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
-    if '"working_dir"' in ray_job and not output.is_absolute():
-        raise UsageError(
-            f"--output {output}: a Ray job's working directory is thrown away; give an absolute "
-            "path that outlives the job, as in --output /shared/results"
-        )
-
-
 def write_result(text: str) -> None:
     """Write the text to stdout as it is; ANSI codes only to a terminal.
 
@@ -371,23 +361,6 @@ def write_result(text: str) -> None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except OSError as error:
         raise ResultsError(f"stdout: cannot be written: {error.strerror}") from error
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write the result to a file, which it replaces; the folder must exist.
-
-    Raises:
-        ResultsError: writing failed. A new file is then removed; an older file may be truncated.
-    """
-    is_new = not os.path.lexists(path)
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        if is_new:
-            # A file that a full disk cut off would look complete.
-            with suppress(OSError):
-                path.unlink()
-        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def append_to_github_summary(markdown: str) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from raybench.api.files import check_outlives_job
 from raybench.cli.shared import (
     address_option,
-    check_outlives_job,
     complete_run,
     device_option,
     devices_option,

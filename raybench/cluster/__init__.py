@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -150,7 +151,7 @@ def connect(
     """Join a Ray cluster, or start a private Ray; start no worker yet.
 
     A process can have one cluster at a time. In the main thread, Ray replaces the handler of
-    SIGTERM.
+    SIGTERM. Where the process has joined a Ray already, that Ray is used, and it stays joined.
 
     Args:
         end: must end this process. A thread calls it with a reason if the cluster is gone and the
@@ -177,14 +178,31 @@ def connect(
     )
 
 
+def pickle_for_workers(value: object) -> bytes:
+    """Pickle an object; functions and classes of `__main__`, and closures, by their code.
+
+    Raises:
+        Exception: a part of the object cannot be pickled.
+    """
+    from raybench.cluster.ray_cluster.actor import pickle_by_value
+
+    return pickle_by_value(value)
+
+
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
     After False, `connect` may still start a private Ray, if the cluster of this host is gone.
+    A process that has joined a Ray already starts none.
 
     Raises:
         ClusterError: `auto` could mean several clusters of this host.
     """
+    if "ray" in sys.modules:
+        from raybench.cluster.ray_cluster import ray_internals
+
+        if ray_internals.has_joined():
+            return False
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or "auto"
     if address != "auto":

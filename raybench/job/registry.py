@@ -16,6 +16,7 @@ from raybench.job.problems import say_unknown
 BUILTIN: Mapping[str, str] = {
     "collective": "raybench.workloads.collective:Collective",
     "dit": "raybench.workloads.dit:Dit",
+    "function": "raybench.workloads.functions:Function",
     "gemm": "raybench.workloads.kernels:Gemm",
     "grouped_collective": "raybench.workloads.collective:GroupedCollective",
     "host_copy": "raybench.workloads.kernels:HostCopy",

@@ -43,10 +43,21 @@ class Timer:
     CUDA events have a resolution of about 0.5 us (cuEventElapsedTime in the CUDA driver API).
     """
 
-    def __init__(self, device: torch.device, in_block: InBlock = nullcontext) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        in_block: InBlock = nullcontext,
+        flush: Callable[[], None] | None = None,
+    ) -> None:
+        """Make a timer.
+
+        Args:
+            flush: runs before each iteration, outside of its time; for GPUs.
+        """
         self._on_gpu = device.type == "cuda"
         self._origin_ns = perf_counter_ns()
         self.in_block = in_block
+        self.flush = flush
 
     def time_block(
         self, step: Step, iterations: int, parts: PartTimes, *, lead_in: int = 0
@@ -61,7 +72,35 @@ class Timer:
             lead_in: number of untimed iterations before, which fill the queue of the device.
         """
         with self.in_block():
+            if self.flush is not None:
+                return self._time_flushed(self.flush, step, iterations, parts)
             return self._time_iterations(step, iterations, parts, lead_in)
+
+    def _time_flushed(
+        self, flush: Callable[[], None], step: Step, iterations: int, parts: PartTimes
+    ) -> Samples:
+        """Time each iteration between two events of its own, after a flush."""
+        stream, clock = torch.cuda.current_stream(), perf_counter_ns
+        begins, ends = _make_events(iterations), _make_events(iterations)
+        origin_ns = clock()
+        host_ns = []
+        # The device works at the first flushes while the host queues the next steps.
+        for begin, end in zip(begins, ends, strict=True):
+            flush()
+            begin.record(stream)
+            began_ns = clock()
+            step()
+            host_ns.append(clock() - began_ns)
+            end.record(stream)
+        torch.cuda.synchronize()
+        parts.take()
+        pairs = list(zip(begins, ends, strict=True))
+        since_ns = [round(begins[0].elapsed_time(begin) * NS_PER_MS) for begin in begins]
+        return Samples(
+            start_ns=tuple(origin_ns - self._origin_ns + ns for ns in since_ns),
+            step_ns=tuple(round(begin.elapsed_time(end) * NS_PER_MS) for begin, end in pairs),
+            host_ns=tuple(host_ns),
+        )
 
     def _time_iterations(
         self, step: Step, iterations: int, parts: PartTimes, lead_in: int
@@ -69,10 +108,7 @@ class Timer:
         events: list[torch.cuda.Event] = []
         mark: Callable[[], None] = lambda: None  # noqa: E731
         if self._on_gpu:
-            events = [
-                torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                for _ in range(iterations + 1)
-            ]
+            events = _make_events(iterations + 1)
             unrecorded, stream = iter(events), torch.cuda.current_stream()
             mark = lambda: next(unrecorded).record(stream)  # noqa: E731
         for _ in range(lead_in):
@@ -107,6 +143,13 @@ class Timer:
             host_ns=host_ns,
             part_ns=part_ns,
         )
+
+
+def _make_events(count: int) -> list[torch.cuda.Event]:
+    return [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(count)
+    ]
 
 
 @contextmanager

@@ -133,6 +133,8 @@ class PointStart:
     rested: DeviceReading | None = None
     # Makes a context that surrounds each block of steps.
     in_block: InBlock = nullcontext
+    # Runs before each sample and is not timed; a sample is then a single step. On GPUs only.
+    flush: Callable[[], None] | None = None
 
 
 def measure(
@@ -162,7 +164,7 @@ def measure(
     run = _PointRun(
         context=context,
         policy=StoppingPolicy(settings=settings),
-        timer=Timer(context.device, start.in_block),
+        timer=Timer(context.device, start.in_block, start.flush),
         counters=Counters(context.device),
         memory=MemoryUse(context.device),
         nccl_choices=nccl_choices,
@@ -258,6 +260,8 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
         # Decide how many steps make a sample.
         if isinstance(run.timer, ScriptTimer):
             inner = 1  # a script runs its own loop
+        elif run.timer.flush is not None:
+            inner = 1  # a loop would find in the cache what its last step left there
         elif context.cuda_graph:
             # Time replays of one captured step, because they may be far shorter than eager steps.
             with capture_graph(workload, 1, context) as step:

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 # Folders of raybench that do not affect a measurement.
-_UNHASHED_FOLDERS = ("analysis", "cli", "doctor", "report")
+_UNHASHED_FOLDERS = ("analysis", "api", "cli", "doctor", "report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,8 @@ class Code:
     raybench_sha256: str
     # None if the workload is a module.
     script: ScriptFile | None = None
+    # The pickled functions of workload `function`; empty for other workloads.
+    functions: bytes = field(default=b"", repr=False)
 
     @property
     def workload_sha256(self) -> str | None:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from raybench.conversion import GIB
@@ -404,8 +403,8 @@ def settings(values: Mapping[str, Any]) -> str:
 
 def program() -> str:
     """Return how this process was called: `raybench` or `python -m raybench`."""
-    is_module = bool(sys.argv) and Path(sys.argv[0]).parts[-2:] == ("raybench", "__main__.py")
-    return "python -m raybench" if is_module else "raybench"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return "python -m raybench" if spec and spec.name == "raybench.__main__" else "raybench"
 
 
 def name_program(text: str) -> str:

@@ -36,9 +36,14 @@ class Interrupts:
     A thread ends the process with exit code 130 if the main thread does not raise within 1.5 s,
     does not end within 15 s after KeyboardInterrupt, or gets one more signal. After the `with`
     block a Ctrl-C ends the process at once if KeyboardInterrupt was raised before.
+
+    Args:
+        is_guest: the process belongs to the caller. No signal ends it in the `with` block: each
+            further signal raises KeyboardInterrupt again. A SIGTERM is sent again after the block.
+            Any thread may enter; only the main thread then handles signals.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, is_guest: bool = False) -> None:
         # Number of points on their workers, for the message.
         self.in_flight = 0
         # Tells the user how to resume the run. It gets how the run ended, and is called in any
@@ -50,8 +55,12 @@ class Interrupts:
         self._signals = 0
         # Number of signals that ask to stop now; a first Ctrl-C while points run does not.
         self._stop_signals = 0
-        # Whether KeyboardInterrupt was raised.
-        self._has_raised = False
+        # How many of these signals had come when KeyboardInterrupt was raised last.
+        self._raised = 0
+        self._is_guest = is_guest
+        self._handles = True
+        # Whether SIGTERM came.
+        self._is_terminated = False
         # The `most_s` of each active `held_back`.
         self._holds_s: list[float] = []
         # When the watcher ends the process.
@@ -66,6 +75,10 @@ class Interrupts:
         return self._signals > 0
 
     def __enter__(self) -> Self:
+        if self._is_guest and threading.current_thread() is not threading.main_thread():
+            # Python handles signals in the main thread only, which belongs to somebody else.
+            self._handles = False
+            return self
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -77,19 +90,26 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._handles:
+            return
         self._is_over.set()
         self._watcher.join()
         signal.set_wakeup_fd(self._old_wakeup_fd)
         for number, usual in self._old_handlers:
             signal.signal(number, usual)
-        if self._has_raised:
-            # The run is written, so a Ctrl-C may end the process without a traceback.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
         self._reader.close()
         self._writer.close()
+        if self._is_guest and self._is_terminated:
+            # The run is written: what the caller has chosen for SIGTERM happens now.
+            signal.raise_signal(signal.SIGTERM)
+        elif self._raised and not self._is_guest:
+            # The run is written, so a Ctrl-C may end the process without a traceback.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def take_signals(self) -> None:
         """Install the signal handlers; call it again after `ray.init`, which sets its own."""
+        if not self._handles:
+            return
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
@@ -143,8 +163,9 @@ class Interrupts:
     def _raise_if_due(self) -> None:
         """Raise KeyboardInterrupt if a signal asks for it, unless held back or raised before."""
         is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._stop_signals < 2)
-        if self._stop_signals and not self._has_raised and not is_held:
-            self._has_raised = True
+        most = self._stop_signals if self._is_guest else 1
+        if self._raised < min(most, self._stop_signals) and not is_held:
+            self._raised = self._stop_signals
             self._deadline_s = time.monotonic() + _CLOSE_S
             raise KeyboardInterrupt
 
@@ -158,10 +179,11 @@ class Interrupts:
             for number in (n for n in numbers if n in (signal.SIGINT, signal.SIGTERM)):
                 is_first = self._signals == 0
                 self._signals += 1
+                self._is_terminated = self._is_terminated or number == signal.SIGTERM
                 if is_first and self._points_run and number == signal.SIGINT:
                     continue  # let the points in flight finish
                 self._stop_signals += 1
-                patience_s = _CLOSE_AGAIN_S if self._has_raised else _NOTICE_S
+                patience_s = _CLOSE_AGAIN_S if self._raised else _NOTICE_S
                 if self._stop_signals == 1:
                     patience_s = max([patience_s, *self._holds_s])
                 self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
@@ -174,10 +196,11 @@ class Interrupts:
             self._count_signals()
             if self.stopping and not self._stop_signals and not has_told:
                 has_told = True
+                again = "an interrupt" if self._is_guest else "Ctrl-C"
                 points = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"
-                text = f"finishing {points} in flight, then stopping; Ctrl-C again stops now"
+                text = f"finishing {points} in flight, then stopping; {again} again stops now"
                 self._listener.tell(text)
-            if time.monotonic() > self._deadline_s:
+            if time.monotonic() > self._deadline_s and not self._is_guest:
                 # A spinner or a progress bar has hidden the cursor.
                 self._listener.show_cursor()
                 self.say_farewell()

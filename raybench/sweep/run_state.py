@@ -48,6 +48,8 @@ class RunTarget:
     shared: bool = False
     # The devices to use; None: all.
     only: DeviceList | None = None
+    # The process belongs to the caller, as with `raybench.sweep`: no signal may end it.
+    is_guest: bool = False
 
 
 DeviceKey = tuple[str, str, int]

@@ -48,6 +48,8 @@ def run_sweep(
     """Run what is left of a run on a cluster, and return the run as it ended.
 
     It must be called in the main thread: it handles SIGINT and SIGTERM, and may end the process.
+    With `where.is_guest` any thread may call it, and it ends the process only if Ray is gone and a
+    call into Ray hangs, as Ray itself would do later.
 
     Args:
         start: must have trials to do, unless there is a source. A resumed run must be held.
@@ -69,7 +71,7 @@ def run_sweep(
             raise
 
     with ExitStack() as at_the_end:
-        interrupts = at_the_end.enter_context(Interrupts(listener))
+        interrupts = at_the_end.enter_context(Interrupts(listener, is_guest=where.is_guest))
         terms = ReservationTerms(
             holder=this_process(f"run {start.run.run_id}"), shared=where.shared, wait_s=where.wait_s
         )

@@ -297,6 +297,8 @@ class Worker:
             seed=task.seed,
         )
         workload_class: Any = as_workload(registry.load_workload(point.workload))
+        if task.code is not None and task.code.functions:
+            workload_class = workload_class.carrying(task.code.functions)
 
         def make_workload(context: Context, params: Parameters) -> Workload:
             apply_precision(point.precision)

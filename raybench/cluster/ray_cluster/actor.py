@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raybench.cluster import reaper
@@ -130,6 +131,12 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
         "runtime_env": {"env_vars": variables},
     }
     return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
+
+
+def pickle_by_value(value: object) -> bytes:
+    """Pickle an object with the code of functions that workers cannot import."""
+    pickled: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    return pickled
 
 
 def why_no_start(error: Exception) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,7 +19,13 @@ from raybench.cluster.ray_cluster.actor import how_it_died
 from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.pool import WorkerPool, WorkerProcess
 from raybench.cluster.ray_cluster.process_groups import ProcessGroups
-from raybench.cluster.ray_cluster.start import Connection, HeadMonitor, end_process, start_guard
+from raybench.cluster.ray_cluster.start import (
+    Connection,
+    HeadMonitor,
+    end_process,
+    leave,
+    start_guard,
+)
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
 from raybench.hangs.evidence import Evidence
 from raybench.hangs.suspicion import RankProgress
@@ -190,7 +195,7 @@ class RayCluster:
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
-        """Kill the actors and disconnect from Ray, which ends a private Ray.
+        """Kill the actors and leave Ray, as `leave`; takes seconds.
 
         Takes seconds. Running points raise ClusterError. Call it once.
         """
@@ -224,10 +229,7 @@ class RayCluster:
             self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
         # Without the guard, Ray would wait a minute for a head that is cut off.
         with start_guard(lambda: lost_head, self._end):
-            ray.shutdown()
-        if folder := self._connection.folder:
-            # If processes of Ray still write there, the watcher (`reaper`) removes the folder.
-            shutil.rmtree(folder, ignore_errors=True)
+            leave(self._connection.folder, is_borrowed=self._connection.is_borrowed)
 
     def _check_open(self) -> None:
         if self._is_closing.is_set():

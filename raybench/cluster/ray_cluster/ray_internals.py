@@ -35,6 +35,7 @@ _LOG_BACKUPS = 1
 # `ray.init` waits for the dashboard even with `include_dashboard=False`, and has no option against
 # autoscaler and log reader.
 _UNUSED_PROGRAMS = ("start_api_server", "start_monitor", "start_log_monitor")
+_PRINT = ray._private.worker.print_to_stdstream
 _CONNECT_TO_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 
@@ -45,6 +46,22 @@ class NoTokenError(Exception):
 def silence_raylets() -> None:
     """Keep messages of raylets off stdout: Ray prints them even with `log_to_driver=False`."""
     ray._private.worker.print_to_stdstream = _do_nothing
+
+
+def has_joined() -> bool:
+    """Return whether this process has joined a Ray."""
+    return bool(ray.is_initialized())
+
+
+def is_client() -> bool:
+    """Return whether this process has joined by Ray Client, from outside of the cluster."""
+    return bool(ray.util.client.ray.is_connected())  # type: ignore[no-untyped-call]
+
+
+def restore_settings() -> None:
+    """Undo `silence_raylets` and what a private Ray set, for later calls of `ray.init`."""
+    ray._private.worker.print_to_stdstream = _PRINT
+    reload_settings()
 
 
 def reload_settings() -> None:

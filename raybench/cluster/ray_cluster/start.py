@@ -76,6 +76,8 @@ class Connection:
     wait_s: float = 0.0
     # Folder of a private Ray; None for another cluster.
     folder: Path | None = None
+    # Whether this process had joined before, and stays joined at the end.
+    is_borrowed: bool = False
 
 
 class OwnCluster(NamedTuple):
@@ -109,19 +111,24 @@ def connect_ray(
 ) -> Connection:
     """Join the Ray cluster at `address`, or start a private Ray.
 
-    `raybench.cluster.connect` documents parameters and errors. The caller must call `ray.shutdown`
-    and remove the `folder` of the connection.
+    `raybench.cluster.connect` documents parameters and errors. The caller must call `leave` at the
+    end.
     """
-    ray_internals.silence_raylets()
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    ray_internals.reload_settings()
     end = end or end_process
-    head = _find_head(address)
-    if not head.address:
-        where, folder = _start_private(device, wanted, oversubscribe, end, head.why_private)
+    folder: Path | None = None
+    is_borrowed = ray_internals.has_joined()
+    if is_borrowed:
+        where = _describe_joined(address)
     else:
-        where, folder = f"Ray cluster at {head.address}", None
-        _join(head, end)
+        ray_internals.silence_raylets()
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        ray_internals.reload_settings()
+        head = _find_head(address)
+        if not head.address:
+            where, folder = _start_private(device, wanted, oversubscribe, end, head.why_private)
+        else:
+            where = f"Ray cluster at {head.address}"
+            _join(head, end)
 
     # Count the devices.
     context = ray.get_runtime_context()
@@ -132,9 +139,7 @@ def connect_ray(
     gpus = int(sum(of_node.get("GPU", 0) for of_node in resources))
     cpus = int(sum(of_node.get("CPU", 0) for of_node in resources))
     if device == "cuda" and not gpus and not wait_s:
-        ray.shutdown()
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        leave(folder, is_borrowed=is_borrowed)
         raise ClusterError(
             "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
         )
@@ -158,7 +163,39 @@ def connect_ray(
         capacity=max(capacity, wanted, 1) if wait_s else capacity,
         wait_s=wait_s,
         folder=folder,
+        is_borrowed=is_borrowed,
     )
+
+
+def leave(folder: Path | None, *, is_borrowed: bool) -> None:
+    """Leave Ray, which ends a private one, and remove its folder; a borrowed Ray stays joined."""
+    if is_borrowed:
+        return
+    ray.shutdown()
+    ray_internals.restore_settings()
+    if folder:
+        # If processes of Ray still write there, the watcher (`reaper`) removes the folder.
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _describe_joined(address: str) -> str:
+    """Return the Ray that this process has joined, in words.
+
+    Raises:
+        ClusterError: `address` names another Ray, or this process runs outside of the cluster.
+    """
+    if ray_internals.is_client():
+        raise ClusterError(
+            "this process has joined by Ray Client, and is on no node of the cluster; use "
+            "ray job submit, or call ray.init(address='auto') on a node"
+        )
+    head = ray.get_runtime_context().gcs_address
+    if address not in ("auto", head):
+        raise ClusterError(
+            f"address {address}: this process has joined the Ray at {head}; leave out the address, "
+            "or call ray.shutdown() first"
+        )
+    return f"Ray cluster at {head}, joined before"
 
 
 def _join(head: _Head, end: Callable[[str], None]) -> None:

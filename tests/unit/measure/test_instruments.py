@@ -30,8 +30,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     wound = Clock()
-    for name in ("time.perf_counter_ns", "raybench.measure.instruments.perf_counter_ns"):
-        monkeypatch.setattr(name, lambda: wound.now_ns)
+    for module in (time, instruments):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: wound.now_ns)
     return wound
 
 

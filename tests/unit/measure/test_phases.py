@@ -12,7 +12,7 @@ from builders import make_context
 
 from raybench.hardware.devices import DeviceReading
 from raybench.job.model import Measure
-from raybench.measure import phases, profiling
+from raybench.measure import instruments, phases, profiling
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import Breakdown, Profile
 from raybench.workloads.base import Workload
@@ -41,8 +41,8 @@ class Paced(Workload):
 @pytest.fixture
 def clock(monkeypatch):
     now_ns = [0]
-    for clock in ("time.perf_counter_ns", "raybench.measure.instruments.perf_counter_ns"):
-        monkeypatch.setattr(clock, lambda: now_ns[0])
+    for module in (time, instruments):
+        monkeypatch.setattr(module, "perf_counter_ns", lambda: now_ns[0])
     return now_ns
 
 

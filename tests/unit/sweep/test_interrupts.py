@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import nullcontext
 
@@ -16,8 +17,8 @@ from raybench.api.progress import ConsoleListener
 from raybench.sweep.interrupts import Interrupts
 
 
-def entered():
-    return Interrupts(ConsoleListener(Console(file=io.StringIO())))
+def entered(**options):
+    return Interrupts(ConsoleListener(Console(file=io.StringIO())), **options)
 
 
 def held_back_for_good(interrupts):
@@ -125,3 +126,78 @@ def test_the_second_ctrl_c_ends_the_process_promptly(program, out, err):
     assert process.returncode == 130
     # 2 s, and what a busy machine needs; the program alone would go on for 30 s.
     assert took_s < 8
+
+
+def signals_until_raised(most):
+    """How many of these signals a guest takes until KeyboardInterrupt is raised."""
+    for sent in range(1, most + 1):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            return sent
+    return None
+
+
+def test_a_guest_raises_again_and_restores_sigint():
+    usual = signal.getsignal(signal.SIGINT)
+    with entered(is_guest=True) as interrupts:
+        with interrupts.points_run():
+            assert signals_until_raised(5) == 2
+        # The user insists, while the sweep cleans up.
+        assert [signals_until_raised(5), signals_until_raised(5)] == [1, 1]
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
+def test_a_guest_sends_sigterm_again_at_the_end():
+    came = []
+    usual = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt), entered(is_guest=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def test_a_guest_in_another_thread_leaves_signals_alone():
+    handlers = []
+
+    def enter():
+        with entered(is_guest=True) as interrupts:
+            interrupts.take_signals()
+            handlers.append((signal.getsignal(signal.SIGINT), interrupts.stopping))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert handlers == [(signal.getsignal(signal.SIGINT), False)]
+
+
+# The main thread hangs in native code; a process of the user must outlive that.
+GUEST = """
+import sys, time
+from rich.console import Console
+from raybench.api.progress import ConsoleListener
+from raybench.sweep.interrupts import Interrupts
+with Interrupts(ConsoleListener(Console(stderr=True)), is_guest=True) as interrupts:
+    with interrupts.points_run():
+        print("runs", flush=True)
+        until_s = time.monotonic() + 4
+        while time.monotonic() < until_s:
+            try:
+                time.sleep(0.1)
+            except KeyboardInterrupt:
+                pass
+print("lives", flush=True)
+"""
+
+
+def test_no_signal_ends_a_guest():
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", GUEST], stdout=pipe, text=True) as process:
+        process.stdout.readline()
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert process.communicate(timeout=60)[0] == "lives\n"
+    assert process.returncode == 0

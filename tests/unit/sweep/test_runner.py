@@ -38,6 +38,7 @@ from raybench.records.record import TrialKey, status_by_point
 from raybench.records.status import Cause, RunStatus, Status
 from raybench.results.reader import count_points
 from raybench.results.writer import RunStore, hold_run
+from raybench.sweep import loop, run_state, runner
 from raybench.sweep.interrupts import Interrupts
 from raybench.sweep.loop import PointFinished
 from raybench.sweep.rounds import Rounds
@@ -208,7 +209,7 @@ def test_on_error_stop_skips_points_after_a_failure(tmp_path, job, folder, liste
     def script(point, rank):
         return Failure.of(Cause.TIMEOUT, rank=rank, message="no")
 
-    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(script))
+    monkeypatch.setattr(runner, "connect", lambda *_, **__: one_worker(script))
     where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
     run = run_sweep(job, state_of(job), where, listener)
     assert (run.status, run.points_failed, run.points_skipped) == (RunStatus.FAILED, 1, 1)
@@ -216,7 +217,7 @@ def test_on_error_stop_skips_points_after_a_failure(tmp_path, job, folder, liste
 
 def test_a_slow_shutdown_names_the_run_once(job, folder, listener, said, monkeypatch):
     cluster = SlowToClose([make_device()], lambda _: ScriptedWorker(measured))
-    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: cluster)
+    monkeypatch.setattr(runner, "connect", lambda *_, **__: cluster)
     where = RunTarget(address="local", device="cuda", output=folder, profiled=frozenset())
     with pytest.raises(KeyboardInterrupt):
         run_sweep(job, state_of(job), where, listener)
@@ -258,13 +259,13 @@ def test_damaged_runs_do_not_disturb_a_sweep(job, folder, command, monkeypatch):
     for table in ("runs", "points", "samples"):
         for path in (folder / table).rglob("*.parquet"):
             path.write_bytes(b"no parquet")
-    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(measured))
+    monkeypatch.setattr(runner, "connect", lambda *_, **__: one_worker(measured))
     done = command("sweep", "job.yaml", "--address", "local", "--device", "cuda", results=None)
     assert (done.code, "2 points" in done.out) == (0, True), done.err
 
 
 def test_a_sweep_heats_each_device_once(job, stored, command, monkeypatch):
-    monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: this_process())
+    monkeypatch.setattr(runner, "connect", lambda *_, **__: this_process())
     measure = ("heat_s=0.5", "rounds=2", "warmup=2", "iterations=3", "breakdown=false")
     words = [word for given in measure for word in ("--set", f"measure.{given}")]
     done = command(
@@ -283,7 +284,7 @@ def sweep_of_many(job, folder, command, monkeypatch):
     monkeypatch.setattr("raybench.api.sweeps._MANY_PARTS", 2)
 
     def call(script, *options):
-        monkeypatch.setattr("raybench.sweep.runner.connect", lambda *_, **__: one_worker(script))
+        monkeypatch.setattr(runner, "connect", lambda *_, **__: one_worker(script))
         words = ("--address", "local", "--device", "cuda", "--set", "matrix.batch_size=1,2,4")
         return command("sweep", "job.yaml", *words, *options, results=None)
 
@@ -343,7 +344,7 @@ def test_parallel_points_request_devices_unless_waiting_or_oversubscribed(
     job, monkeypatch, oversubscribe, wait, wanted
 ):
     connect = Mock(return_value=NoWorkers(ClusterError("seen")))
-    monkeypatch.setattr("raybench.sweep.runner.connect", connect)
+    monkeypatch.setattr(runner, "connect", connect)
     argv = ["sweep", f"--set=placement={{isolation: device, oversubscribe: {oversubscribe}}}"]
     axes = ("world_size=1,2,4", "batch_size=4", "strategy=spread")
     argv += ["job.yaml", *(f"--set=matrix.{axis}" for axis in axes)]
@@ -411,8 +412,8 @@ def test_a_clock_set_back_shortens_no_duration(job, sweeping, stored, monkeypatc
             raise ClusterError("gone")
         return make_measurement(rank)
 
-    for module in ("loop", "run_state"):
-        monkeypatch.setattr(f"raybench.sweep.{module}.datetime", WallClock)
+    for module in (loop, run_state):
+        monkeypatch.setattr(module, "datetime", WallClock)
     run = replace(state_of(job).run, started_at=datetime.now(UTC))
     with pytest.raises(ClusterError):
         sweeping(one_worker(script), run=run)
@@ -445,7 +446,7 @@ def resume(folder, job, monkeypatch, command):
             starts.append(start)
             return count_points(start.run, status_by_point(start.ended))
 
-        monkeypatch.setattr("raybench.sweep.runner.run_sweep", run_sweep)
+        monkeypatch.setattr(runner, "run_sweep", run_sweep)
         words = ("sweep", "job.yaml", "-o", folder, "--resume", "run-a", *options)
         call.done = command(*words, results=None)
         return starts[0] if starts else None
@@ -597,7 +598,7 @@ def test_resuming_refuses_devices_of_another_model(sweeping):
 
 
 def test_an_unwritable_folder_is_refused_before_ray_starts(job, tmp_path, monkeypatch, command):
-    monkeypatch.setattr("raybench.sweep.runner.run_sweep", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(runner, "run_sweep", lambda *_: pytest.fail("went on"))
     (tmp_path / "file").touch()
     told = command("sweep", "job.yaml", "-o", "file", results=None).refusal
     assert told.endswith("file is not a folder; choose another folder\n")

@@ -1,0 +1,42 @@
+"""Results as files: where they may go, and how they are written."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from raybench.errors import ResultsError, UsageError
+
+
+def check_outlives_job(output: Path, name: str = "--output") -> None:
+    """Raise UsageError for a folder that is deleted with the Ray job of this process.
+
+    Args:
+        output: folder of the results.
+        name: of the option, for the message.
+    """
+    # `ray job submit` sets the variable; with --working-dir the job runs in a temporary copy.
+    ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
+    if '"working_dir"' in ray_job and not output.is_absolute():
+        raise UsageError(
+            f"{name} {output}: a Ray job's working directory is thrown away; give an absolute "
+            f"path that outlives the job, as in {name} /shared/results"
+        )
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write the result to a file, which it replaces; the folder must exist.
+
+    Raises:
+        ResultsError: writing failed. A new file is then removed; an older file may be truncated.
+    """
+    is_new = not os.path.lexists(path)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        if is_new:
+            # A file that a full disk cut off would look complete.
+            with suppress(OSError):
+                path.unlink()
+        raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error
