@@ -12,6 +12,7 @@ from raybench.api.sides import Side, check_apart, compare_sides
 from raybench.api.stored_runs import load_health
 from raybench.errors import UsageError
 from raybench.job.problems import quote
+from raybench.report.formatting import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,8 +103,12 @@ class RunComparison:
 
     def __repr__(self) -> str:
         """Return the two sides, and below them what changed."""
-        base, new = self.document.words
-        return "\n".join([f"<RunComparison of {new} with {base}>", *self.document.answer])
+        sides = []
+        for runs in (self.document.new, self.document.base):
+            more = f" and {counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
+            sides.append(f"{runs[-1].run_id}{more}")
+        head = f"<RunComparison of {' with '.join(sides)}>"
+        return "\n".join([head, *self.document.answer])
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""

@@ -224,6 +224,7 @@ def _time_on_workers(
     from raybench.api.sweeps import carry_out, target
     from raybench.cluster import pickle_for_workers
     from raybench.job.plan import make_plan
+    from raybench.report.words.failures import failure_of_row
     from raybench.results import reader
     from raybench.sweep.run_state import start_run
 
@@ -253,7 +254,7 @@ def _time_on_workers(
         raise KeyboardInterrupt
     if row.status != "ok":
         detail = f"\n{row.error_detail}" if row.error_detail else ""
-        raise StepError(f"{name}: {row.error_message}{detail}")
+        raise StepError(f"{name}: {failure_of_row(row)}{detail}")
     return _timing(functions, row, timed_samples(samples), flush_l2=False)
 
 

@@ -17,9 +17,8 @@ LONG_JOB = JOB | {
     "measure": {"seconds": 1.0, "breakdown": False},
 }
 
-# Everything once. `build` and `step` are those of a notebook or a script: no worker can import
-# them.
-EVERYTHING = f"""
+# `Count` and `step` are those of a notebook or a script: no worker can import them.
+SWEEP_AND_MEASURE = f"""
 import os, sys
 import raybench
 
@@ -41,17 +40,20 @@ def step(count):
 run = raybench.sweep(JOB, set={{"matrix.world_size": [1, 2]}}, device="cpu")
 assert run.status == "ok" and list(run.summary["status"]) == ["ok", "ok"], run
 assert set(run.samples["rank"]) == {{0, 1}}
+timing = raybench.measure(step, items=1000, workers=2, setup=Count, seconds=0.2, device="cpu")
+assert set(timing.samples["rank"]) == {{0, 1}} and timing.items_per_s > 0, timing
+assert "2 ranks" in timing.method, timing.method
+here = raybench.measure(sum, setup=lambda: range(1000), seconds=0.2)
+assert here.median_ms > 0
+"""
+
+EVERYTHING = f"""{SWEEP_AND_MEASURE}
 again = raybench.sweep("job.yaml", filter="world_size == 2", device="cpu", tags={{"driver": 580}})
 compared = again.compare(run)
 assert list(compared.points["verdict"].dropna()) == ["unclear"], compared.points
 assert raybench.open_run("latest") == again
 assert again.compare(run.run_id).points["change"].notna().sum() == 1
 again.save_page("page.html")
-timing = raybench.measure(step, items=1000, workers=2, setup=Count, seconds=0.2, device="cpu")
-assert set(timing.samples["rank"]) == {{0, 1}} and timing.items_per_s > 0, timing
-assert "2 ranks" in timing.method, timing.method
-here = raybench.measure(sum, setup=lambda: range(1000), seconds=0.2)
-assert here.median_ms > 0
 
 def fails():
     raise LookupError("mine")
@@ -59,7 +61,8 @@ def fails():
 try:
     raybench.measure(fails, workers=1, seconds=0.2, device="cpu")
 except raybench.errors.StepError as error:
-    assert "fails: mine, at " in str(error) or "mine" in str(error), error
+    assert str(error).startswith("fails: rank 0"), error
+    assert "LookupError: mine, at script.py:" in str(error), error
 else:
     raise AssertionError("no error came")
 """
