@@ -167,7 +167,7 @@ def compared_frame(rows: Sequence[ComparedPoint], reasons: Mapping[str, str]) ->
         | dict.fromkeys(counts, "Int64")
         | dict.fromkeys(numbers, "float64")
     )
-    return _with_columns(frame)
+    return _with_param_columns(frame)
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
