@@ -3,12 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# Without a GPU the same job runs on CPU workers, cut down to what two cores can do in a minute.
-CPU_CUT := --set workload.hidden=512 --set workload.layers=4 --set matrix.world_size=1,2 \
-  --set matrix.precision=fp32,bf16 --set matrix.batch_size=64,256 --set measure.seconds=1 \
-  --set measure.max_seconds=4 --set measure.rounds=1
-GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
-
 .PHONY: setup sweep test bytecode lint unit integration alone coverage browser benchmark clean long
 setup: $(BIN)/.run
 
@@ -38,7 +32,7 @@ $(BIN)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(call install,$(DEV),--no-compile)
 
 sweep: setup
-	$(BIN)/raybench sweep jobs/ddp_scaling.yaml $(if $(GPU),,$(CPU_CUT))
+	$(BIN)/raybench sweep jobs/ddp_scaling.yaml
 
 # One after the other: beside each other they take longer in all; but mypy leaves a core idle.
 test: $(BIN)/.dev

@@ -94,7 +94,9 @@ def derive_runs(root: Path) -> dict[str, list[str]]:
 def has_fixed_count(root: Path, run_id: str) -> bool:
     """Return whether the job of a run set a count of iterations."""
     run = read_run(root, run_id)
-    job = parse_source("job", run.job_text, overrides_in(run.argv)).data
+    job = parse_source(
+        "job", run.job_text, overrides_in(run.argv), on_cpu=bool(run.cpu_section)
+    ).data
     measure = job.get("measure")
     return isinstance(measure, dict) and isinstance(measure.get("iterations"), int)
 

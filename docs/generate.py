@@ -111,7 +111,8 @@ def keys(
         default = f"`{json.dumps(found['default'])}`" if "default" in found and not has_keys else ""
         text = found.get("description") or entry.get("description", "")
         yield f"{path}{name}", cell(kind_of(entry, whole)), cell(default), cell(text)
-        for one in below:
+        # The sections inside of `cpu` have the keys of the sections that they replace.
+        for one in below if path != "cpu." else ():
             yield from keys(one, whole, f"{path}{name}.")
 
 

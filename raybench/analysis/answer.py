@@ -378,8 +378,9 @@ def _asked(data: RunData) -> Answer:
     """Return the question of the job, with the names of settings that rows have."""
     # The job file says batch_size or global_batch_size where rows say `batch`.
     batch = next(filter(None, map(batch_column, data.rows)), "batch")
-    varying_names = [batch if name == "batch" else name for name in varying(data.rows)]
-    asked = answer_of_run(data.run.job_text, data.overrides, varying_names)
+    names = [batch if name == "batch" else name for name in varying(data.rows)]
+    on_cpu = bool(data.run.cpu_section)
+    asked = answer_of_run(data.run.job_text, data.overrides, names, on_cpu=on_cpu)
     return replace(asked, over=tuple("batch" if name == batch else name for name in asked.over))
 
 

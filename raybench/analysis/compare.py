@@ -34,6 +34,7 @@ from raybench.analysis.rounds import (
 )
 from raybench.analysis.rows import EXECUTION
 from raybench.conversion import MS_PER_S
+from raybench.errors import ResultsError
 from raybench.records.status import Status
 from raybench.results.point_row import PointRow, step_of_parts, why_no_breakdown
 from raybench.results.tables import Run
@@ -196,6 +197,19 @@ def compare(
     comparable = [pair for pair in pairs if all(pair.ok) and not pair.obstacle]
     test_fields = _test_fields(comparable, threshold)
     return [pair.compared(**test_fields.get(pair.newest.point_id, {})) for pair in pairs]
+
+
+def check_same_form(runs: Iterable[Run]) -> None:
+    """Raise ResultsError if only some of the runs used the section `cpu` of their job."""
+    with_cpu: list[str] = []
+    without: list[str] = []
+    for run in runs:
+        (with_cpu if run.cpu_section else without).append(run.run_id)
+    if with_cpu and without:
+        raise ResultsError(
+            f"{with_cpu[0]} used the section cpu: of its job and {without[0]} did not, so they "
+            "measured different things; compare runs with it, or runs without it"
+        )
 
 
 def _rows_and_statuses(

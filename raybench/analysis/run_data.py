@@ -36,7 +36,7 @@ from raybench.analysis.scaling import scaling
 from raybench.analysis.uneven import UnevenFleet, fleets
 from raybench.errors import JobError
 from raybench.job.point import EQUAL, RUN_SETTINGS, setting_text
-from raybench.job.source import overrides_in, parse_source
+from raybench.job.source import YamlSource, overrides_in, parse_source
 from raybench.records.doubts import worst_of_each
 from raybench.records.status import Cause, Status
 from raybench.records.text import plain
@@ -210,9 +210,26 @@ class RunData:
     def job(self) -> Mapping[str, Any]:
         """The job file of the run with its overrides, not validated; {} if it cannot be read."""
         with suppress(JobError):
-            source = parse_source("job", self.run.job_text, self.overrides)
-            return dict(source.data)
+            return dict(self._read_job().data)
         return {}
+
+    @cached_property
+    def has_other_world_sizes(self) -> bool:
+        """Whether other numbers of devices ran than the question of the job is about.
+
+        `--set` may have changed them, or a section `cpu` that asks no question of its own.
+        """
+        if any(text.startswith("matrix.world_size") for text in self.overrides):
+            return True
+        with suppress(JobError):
+            changed = self._read_job().replaced.keys()
+            return ("matrix", "world_size") in changed and ("question",) not in changed
+        return False
+
+    def _read_job(self) -> YamlSource:
+        """Return the job file of the run as the run used it; may raise JobError."""
+        on_cpu = bool(self.run.cpu_section)
+        return parse_source("job", self.run.job_text, self.overrides, on_cpu=on_cpu)
 
     @property
     def is_precision_unknown(self) -> bool:

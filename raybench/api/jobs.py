@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from raybench.cluster import find_kind
 from raybench.errors import UsageError
-from raybench.job.loading import job_from_text, load_job
+from raybench.job.loading import job_of_source
 from raybench.job.model import Job
 from raybench.job.problems import quote
+from raybench.job.source import YamlSource, parse_source, read_source
+from raybench.report.words.sweep import replaced_by_cpu
 
 JobSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -20,33 +23,53 @@ JobSource = str | os.PathLike[str] | Mapping[str, Any]
 _NAME = "job"
 
 
-def read_job(job: JobSource, settings: Mapping[str, Any] | None = None) -> Job:
-    """Return the job, checked as `raybench sweep` checks it.
+def read_job(
+    job: JobSource,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    address: str = "auto",
+) -> tuple[Job, str]:
+    """Return the job, checked as `raybench sweep` checks it, and what its section `cpu` replaces.
 
     Args:
         job: path of a job file, or a dict with its keys; `version` may be missing there.
         settings: values that replace those of the job, by dotted key.
+        device, address: as in `raybench.sweep`; they decide whether the section `cpu` applies.
+
+    Returns:
+        The job, and a line for the user; "" if the section `cpu` does not apply.
 
     Raises:
         JobError: the file cannot be read, or the job has problems, one line each.
+        ClusterError: the job has no form for CPU workers, and there is no GPU.
         UsageError: a value is of a type that no job can have.
     """
     overrides = override_texts(settings)
-    if isinstance(job, Mapping):
-        text = job_text({"version": 1, **job})
-        read = job_from_text(_NAME, text, overrides, options={(): _NAME})
-    elif isinstance(job, str | os.PathLike):
-        read = load_job(Path(job), overrides)
-    else:
-        raise UsageError(
-            f"job: must be the path of a job file or a dict with its keys, given {quote(job)}"
-        )
+    source, replaced = _parse(job, overrides, on_cpu=False), ""
+    if source.has_cpu and find_kind(address, device) == "cpu":
+        source = _parse(job, overrides, on_cpu=True)
+        if source.uses_cpu:
+            why = "device='cpu'" if device == "cpu" else "no GPU here"
+            replaced = replaced_by_cpu(source.name, source.replaced_keys, why)
+    read = job_of_source(source)
     if read.workload.kind.startswith("__main__:"):
         raise UsageError(
             f"workload.kind {read.workload.kind}: workers cannot import __main__; put the class "
             "into a module of its own, as in mine:Attention"
         )
-    return read
+    return read, replaced
+
+
+def _parse(job: JobSource, overrides: Sequence[str], *, on_cpu: bool) -> YamlSource:
+    if isinstance(job, Mapping):
+        text = job_text({"version": 1, **job})
+        return parse_source(_NAME, text, overrides, {(): _NAME}, on_cpu=on_cpu)
+    if isinstance(job, str | os.PathLike):
+        return read_source(Path(job), overrides, on_cpu=on_cpu)
+    raise UsageError(
+        f"job: must be the path of a job file or a dict with its keys, given {quote(job)}"
+    )
 
 
 def override_texts(settings: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -45,22 +45,28 @@ def show_phase(console: Console, what: str) -> Iterator[None]:
 class ConsoleListener:
     """Shows messages, spinners and progress on a console."""
 
-    # name_of: by default the settings that vary name a point.
-    def __init__(self, console: Console, name_of: Callable[[Point], str] | None = None) -> None:
+    # name_of: by default the settings that vary name a point. trials_s: as for `PointProgress`.
+    def __init__(
+        self,
+        console: Console,
+        name_of: Callable[[Point], str] | None = None,
+        trials_s: float | None = None,
+    ) -> None:
         self._console = console
         self._name_of = name_of
+        self._trials_s = trials_s
 
     def tell(self, line: str) -> None:
         """Print one line, neither wrapped nor coloured; any thread may call it."""
         say(self._console, line)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Return a context with a spinner, which only a terminal shows."""
-        return self._console.status(Text(what))
+        """Show what is waited for: a spinner on a terminal, a line elsewhere."""
+        return show_phase(self._console, what)
 
     def progress(self, plan: Plan, trials: int) -> PointProgress:
         """Return a context whose `show` takes each event of a sweep."""
-        return PointProgress(plan, self._console, trials, self._name_of)
+        return PointProgress(plan, self._console, trials, self._name_of, self._trials_s)
 
     def show_cursor(self) -> None:
         """Show the cursor again, which a spinner hides."""
@@ -77,6 +83,7 @@ class PointProgress:
         console: where to print.
         trials: how many points finish, over all rounds; by default each point once.
         name_of: returns the name of a point; by default the settings that vary name it.
+        trials_s: estimated seconds of all points; the time left follows from it until points end.
     """
 
     def __init__(
@@ -85,6 +92,7 @@ class PointProgress:
         console: Console,
         trials: int | None = None,
         name_of: Callable[[Point], str] | None = None,
+        trials_s: float | None = None,
     ) -> None:
         self._console = console
         self._name_of = name_of
@@ -99,7 +107,9 @@ class PointProgress:
         # Skipped points take no time, so they do not count for the pace.
         self._measured = 0
         self._began_s = time.monotonic()
-        self._pace_s = 0.0
+        # Seconds of a point; the estimate counts as one point that was measured.
+        self._estimated_s = (trials_s or 0.0) / max(1, self._total)
+        self._pace_s = self._estimated_s
         # Replaced, never changed, because another thread draws it.
         self._running: dict[int, tuple[PointStarted, float]] = {}
         self._live = (
@@ -147,7 +157,9 @@ class PointProgress:
             self._done += 1
             if record.status is not Status.SKIPPED:
                 self._measured += 1
-                self._pace_s = (time.monotonic() - self._began_s) / self._measured
+                passed_s = time.monotonic() - self._began_s
+                counted = self._measured + (self._estimated_s > 0)
+                self._pace_s = (passed_s + self._estimated_s) / counted
             left = "" if self._live else self._left()
             self._print(f"{line}  {left}".rstrip(), _STYLES.get(record.status, "red"))
 

@@ -115,11 +115,15 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     Args:
         sides: BASE and NEW.
         threshold: the smallest change that counts, as a share.
+
+    Raises:
+        ResultsError: only some of the runs used the section `cpu` of their job.
     """
     from raybench.analysis.compare import (
         POINT_COLUMNS,
         all_point_changes,
         changes,
+        check_same_form,
         compare,
         lasting_changes,
     )
@@ -130,6 +134,7 @@ def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
     from raybench.report.words.doubts import doubt_words
 
     base, new = sides
+    check_same_form(run.run for run in (*base.runs, *new.runs))
     base_points = [point_rows(run.points(POINT_COLUMNS)) for run in base.runs]
     new_points = [point_rows(run.points(POINT_COLUMNS)) for run in new.runs]
     base_data = load_run_data(base.newest.root, base.newest.run_id)

@@ -171,7 +171,7 @@ def _job(functions: StepFunctions, items: float | None, workers: int, seconds: f
     workload: dict[str, Any] = {"kind": "function"}
     if items is not None:
         workload["items_per_step"] = float(items)
-    return read_job(
+    job, _ = read_job(
         {
             "name": "function",
             "workload": workload,
@@ -180,6 +180,7 @@ def _job(functions: StepFunctions, items: float | None, workers: int, seconds: f
             "measure": {"seconds": float(seconds), "max_seconds": _BUDGET * seconds},
         }
     )
+    return job
 
 
 def _time_here(

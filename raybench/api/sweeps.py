@@ -82,7 +82,7 @@ def sweep(
     from raybench.sweep.run_state import start_run
 
     where = target(results, device, address, options)
-    read = read_job(job, set)
+    read, replaced = read_job(job, set, device=device, address=address)
     plan = make_plan(read)
     if filter is not None:
         plan = replace(plan, points=select_points(plan.points, filter, "filter"))
@@ -107,7 +107,10 @@ def sweep(
         tags=where_tags(options),
         resume_command=resume_command,
     )
-    run = carry_out(read, start, where, listener_here())
+    listener = listener_here()
+    if replaced:
+        listener.tell(replaced)
+    run = carry_out(read, start, where, listener)
     return RunResult(results=where.output, run_id=run.run_id)
 
 

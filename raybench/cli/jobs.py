@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import textwrap
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -82,7 +81,8 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
             rows.append([title, ", ".join(map(str, devices)), job.question])
         table = table_text(["job", "devices", "what it asks"], rows)
         take = f"Take one: {command('init', '--template', 'NAME')}"
-        write_result(f"{table}\n{take}\nWithout GPUs, cut it down by the command in its comment.\n")
+        without = "Without GPUs, the section cpu: of a job makes it small, or says why not."
+        write_result(f"{table}\n{take}\n{without}\n")
         return
     if name is not None and name not in jobs:
         guess = did_you_mean(name, jobs)
@@ -100,9 +100,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     is_plain = job_name[0].isalpha() and job_name.lower() not in ("true", "false", "null")
     named = f"name: {job_name if is_plain else json.dumps(job_name)}"
     text = re.sub(r"^name: \w+", named, text, count=1, flags=re.MULTILINE)
-    # The path stands in a comment, which a line feed would end.
-    here = shlex.quote(str(file)) if str(file).isprintable() else f"{name}.yaml"
-    write_file(file, text.replace(f"jobs/{name}.yaml", here).encode())
+    write_file(file, text.encode())
     # The first line of the job tells editors that the schema is beside it.
     schema = file.parent / "job.schema.json"
     if is_new := not schema.exists():

@@ -24,6 +24,7 @@ from raybench.cli.shared import (
     write_document,
     write_file,
     write_result,
+    write_text,
 )
 from raybench.conversion import MIB
 from raybench.errors import ResultsError, UsageError
@@ -48,8 +49,9 @@ _LISTED = 50
 @click.argument("run", default="latest", shell_complete=complete_run)
 @results_option
 @format_options(
-    ["terminal", "md", "html", "json"],
-    "For a terminal, a pull request, a browser (one page, with charts) or another program.",
+    ["terminal", "md", "html", "json", "issue"],
+    "For a terminal, a pull request, a browser (one page, with charts), another program, or an "
+    "issue thread (ten lines).",
 )
 @click.option("--full", is_flag=True, help="On a terminal: all tables, findings and legends.")
 @file_option
@@ -79,6 +81,7 @@ def report_command(
     from raybench.analysis.run_data import load_run_data
     from raybench.api.pictures import draw_chart, page_of
     from raybench.report.documents import format_document
+    from raybench.report.issue import format_issue
     from raybench.report.run_report import RunReport
     from raybench.results import reader
 
@@ -88,13 +91,18 @@ def report_command(
     document: Document
     data: RunData | HealthReport
     if (check := load_health(root, run_id, references)) is not None:
+        if kind == "issue":
+            raise UsageError("--format issue: a health check has no answer; use --format md")
         data = document = check
     else:
         data = load_run_data(root, run_id, references)
-        document = RunReport(answer=decide(data), is_short=kind == "terminal" and not full)
+        report = RunReport(answer=decide(data), is_short=kind == "terminal" and not full)
+        document = report
     if github:
         append_to_github_summary(format_document(document, kind, width=width()))
-    if output is not None or not github:
+    if kind == "issue":
+        write_text(format_issue(report), output)
+    elif output is not None or not github:
         write_document(document, kind, output, lambda: page_of(root, data))
     # The chart comes last: the report must not be lost if drawing or writing the chart fails.
     if chart is not None:

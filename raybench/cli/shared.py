@@ -431,12 +431,17 @@ def write_document(
         text = make_page()
     else:
         text = format_document(document, kind, width=width(), color=path is None and color())
+    write_text(text, path)
+    if path is not None and kind == "html":
+        click.echo(f"{path}: open it in a browser", err=True)
+
+
+def write_text(text: str, path: Path | None) -> None:
+    """Write a text to a file, or to stdout without a path."""
     if path is None:
         write_result(text)
-        return
-    write_file(path, text.encode())
-    if kind == "html":
-        click.echo(f"{path}: open it in a browser", err=True)
+    else:
+        write_file(path, text.encode())
 
 
 def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

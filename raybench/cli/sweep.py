@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -39,9 +39,12 @@ from raybench.records.status import RunStatus
 from raybench.report.formatting import command, counted, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from raybench.job.model import Job, Measure
     from raybench.job.plan import Plan
     from raybench.job.problems import KeyPath
+    from raybench.records.device import DeviceKind
     from raybench.sweep.run_state import RunState, RunTarget
 
 
@@ -152,24 +155,29 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     """
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.job.plan import make_plan
-    from raybench.results.writer import check_writable
-    from raybench.sweep.run_state import start_run
 
     resumed, profiled = given["resumed"], given["profile_expression"]
     if given["retry_failed"] and resumed is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
-    job = _load_job(ctx, given)
+    console = make_console()
+    job, device = _load_job(ctx, given, console)
+    # After the first line of progress, which must not wait for pyarrow.
+    from raybench.results.writer import check_writable
+    from raybench.sweep.run_state import start_run
+
     # The filter of a run to resume is applied later, after its points are compared with the plan.
     plan = _select(make_plan(job), given["expression"] if resumed is None else None)
     chosen = _select_ids(plan, profiled, "--profile") if profiled is not None else frozenset()
-    where = make_target(given, chosen)
+    where = make_target({**given, "device": device}, chosen)
     if resumed is not None:
         ctx.exit(_resume(ctx, job, plan, where))
     if given["dry_run"]:
         _print_plan(job, plan, given["as_json"])
         return
+    _check_packages(job, given["address"])
     check_outlives_job(where.output)
     check_writable(where.output)
+    _say_estimate(console, job, plan, job.measure.rounds * len(plan.points))
     start = start_run(
         job,
         plan,
@@ -181,19 +189,25 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(_run(job, start, where, given["as_json"]))
 
 
-def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
-    """Return the job of the file or the script, with the `--set` values of a run to resume."""
-    from raybench.job.loading import load_job
-    from raybench.job.source import overrides_in
-    from raybench.results import reader
+def _load_job(
+    ctx: click.Context, given: Mapping[str, Any], console: Console
+) -> tuple[Job, Literal["auto", "cuda", "cpu"]]:
+    """Return the job and which devices to measure, and print what its section `cpu` replaces."""
+    from raybench.job.loading import job_of_source
+    from raybench.job.source import overrides_in, read_source
+    from raybench.report.words.sweep import replaced_by_cpu
 
-    overrides, words = given["overrides"], given["job"]
+    overrides, words, run = given["overrides"], given["job"], None
     if given["resumed"] is not None:
+        with console.status(f"reading run {given['resumed']}"):
+            from raybench.results import reader
+
+            root, run_id = reader.find_run(given["output"], given["resumed"])
+            run = reader.read_run(root, run_id)
         # A run goes on with its own settings, and with others beside them or in place of them.
-        root, run_id = reader.find_run(given["output"], given["resumed"])
-        overrides = (*overrides_in(reader.read_run(root, run_id).argv), *overrides)
+        overrides = (*overrides_in(run.argv), *overrides)
     if given["script"] is not None:
-        return _load_script_job(given, overrides)
+        return _load_script_job(given, overrides), given["device"]
     has_sizes = ctx.get_parameter_source("world_sizes") is not ParameterSource.DEFAULT
     if has_sizes or given["items_per_step"]:
         raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
@@ -205,7 +219,60 @@ def _load_job(ctx: click.Context, given: Mapping[str, Any]) -> Job:
         )
     if words[0].endswith(".py"):
         raise UsageError(f"{words[0]}: a job is a YAML file; did you mean --script {words[0]}?")
-    return load_job(Path(words[0]), overrides)
+    source = read_source(Path(words[0]), overrides)
+    device = given["device"]
+    if not source.has_cpu:
+        return job_of_source(source), device
+    if run is None:
+        device = _find_kind(given, console)
+    elif run.cpu_section and device == "cuda":
+        raise UsageError(
+            f"--resume {run.run_id}: it used the section cpu: of its job, so it goes on with "
+            "--device cpu; for GPUs start a new run"
+        )
+    elif run.cpu_section:
+        device = "cpu"
+    on_cpu = device == "cpu" if run is None else bool(run.cpu_section)
+    if on_cpu:
+        source = read_source(Path(words[0]), overrides, on_cpu=True)
+        if source.uses_cpu:
+            why = "--device cpu" if given["device"] == "cpu" else "no GPU here"
+            why = why if run is None else "as before"
+            say(console, replaced_by_cpu(source.name, source.replaced_keys, why))
+    return job_of_source(source), device
+
+
+def _find_kind(given: Mapping[str, Any], console: Console) -> DeviceKind:
+    """Return the kind of the devices that the sweep will use."""
+    from raybench.cluster import find_kind, starts_private
+
+    address, device = given["address"], given["device"]
+    if device == "auto" and not starts_private(address):
+        say(console, "asking the Ray cluster whether it has GPUs")
+    return find_kind(address, device)
+
+
+def _check_packages(job: Job, address: str) -> None:
+    """Raise UsageError if the workload lacks a package and its workers run on this host alone."""
+    from raybench.cluster import starts_private
+    from raybench.job.declarations import missing_packages
+
+    missing = missing_packages(job.workload_class)
+    if missing and starts_private(address):
+        package, cure = next(iter(missing.items()))
+        raise UsageError(
+            f"{job.name}: workload {job.workload.kind} needs {package}, which is not installed; "
+            f"{cure}"
+        )
+
+
+def _say_estimate(console: Console, job: Job, plan: Plan, trials: int) -> None:
+    """Print how many points there are, and how long they take by the settings of the job."""
+    from raybench.job.estimate import estimate_time
+    from raybench.report.words.sweep import time_of_sweep
+
+    estimate = estimate_time(job, plan, trials)
+    say(console, time_of_sweep(estimate, plan, job.measure.rounds))
 
 
 def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
@@ -279,6 +346,9 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
             if start.rounds.todo or given["as_json"]:
                 _print_plan(job, start.rounds.plan_left, given["as_json"])
             return 0
+        if start.rounds.todo:
+            left = start.rounds.plan_left
+            _say_estimate(make_console(), job, left, len(start.rounds.todo))
         clear_leftovers(output, run.run_id)
         names, source = run.only_devices, f"--devices of {run.run_id}"
         only = where.only or (DeviceList(names=names, source=source) if names else None)
@@ -291,9 +361,12 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     from raybench.analysis.run_data import load_run_data
     from raybench.api.progress import ConsoleListener
     from raybench.api.sweeps import carry_out
+    from raybench.job.estimate import estimate_time
     from raybench.report.run_report import RunReport
 
-    run = carry_out(job, start, where, ConsoleListener(make_console()))
+    estimate = estimate_time(job, start.rounds.plan_left, len(start.rounds.todo))
+    listener = ConsoleListener(make_console(), trials_s=estimate.trials_s)
+    run = carry_out(job, start, where, listener)
     if as_json or run.points_ok + run.points_failed + run.points_skipped:
         answer = decide(load_run_data(where.output, run.run_id))
         report = RunReport(answer=answer, is_short=not as_json)
@@ -326,8 +399,6 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
 
 
 SCHEMA_VERSION = 1  # of the JSON object that `plan` prints
-# Time of a point beside its iterations, as measured with ddp_scaling on H200s.
-_SET_UP_S = 0.55
 _MOST_EXPLAINED = 3
 
 
@@ -368,6 +439,10 @@ def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int |
 
 @click.command("plan")
 @click.argument("job_file", metavar="JOB", type=click.Path(path_type=Path))
+@device_option(
+    help="cpu: the points that CPU workers run, with the section cpu of JOB. auto and cuda: the "
+    "points that GPUs run."
+)
 @overrides_option
 @click.option(
     "--filter", "expression", metavar="EXPR", help="Keep only the points for which EXPR is true."
@@ -382,6 +457,7 @@ def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int |
 @json_option
 def plan_command(
     job_file: Path,
+    device: str,
     overrides: tuple[str, ...],
     expression: str | None,
     device_bytes: int | None,
@@ -392,13 +468,14 @@ def plan_command(
     \b
     raybench plan jobs/ddp_scaling.yaml --set matrix.world_size=1,2
     raybench plan jobs/ddp_scaling.yaml --filter "precision == 'bf16'"
+    raybench plan jobs/ddp_scaling.yaml --device cpu
     """
     from raybench.job.loading import load_job
     from raybench.job.plan import make_plan
 
     if as_json and device_bytes is not None:
         raise UsageError("--device-memory: not with --json, where points have mem_estimate_bytes")
-    job = load_job(job_file, overrides)
+    job = load_job(job_file, overrides, on_cpu=device == "cpu")
     _print_plan(job, _select(make_plan(job), expression), as_json, device_bytes)
 
 
@@ -472,6 +549,10 @@ def _plan_as_text(
     left_out = {*varying, *usual, *({"batch_size"} if plan.batch_search else ())}
     same = " ".join(f"{n}={scalar_text(value)}" for n, value in shared.items() if n not in left_out)
     above = [f"{job.name}: workload {job.workload.kind}", f"in all points: {same}"]
+    if job.uses_cpu:
+        above.insert(1, f"on CPU workers: its section cpu: replaces {', '.join(job.replaced_keys)}")
+    elif "cpu" in job.model_fields_set:
+        above.append("on GPUs; `raybench plan --device cpu` shows the points of CPU workers")
     if search := plan.batch_search:
         doubled = [search.start, 2 * search.start]
         first = [str(batch) for batch in doubled if search.max is None or batch <= search.max]
@@ -499,6 +580,7 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 
 def _needs(job: Job, plan: Plan) -> Iterator[str]:
     """Yield how many points and devices there are, the time, and what more rounds would take."""
+    from raybench.job.estimate import SET_UP_S
     from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure, count = job.measure, len(plan.points)
@@ -526,7 +608,7 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
     if measure.rounds < WORTHWHILE and not plan.batch_search:
         # `least_s` includes one heating.
         timed_s = (least_s - measure.heat_s) / measure.rounds
-        one_round_s = timed_s + count * _SET_UP_S + BETWEEN_ROUNDS_S
+        one_round_s = timed_s + count * SET_UP_S + BETWEEN_ROUNDS_S
         more_s = (WORTHWHILE - measure.rounds) * one_round_s
         yield (
             f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more, and the "

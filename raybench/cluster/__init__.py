@@ -189,8 +189,37 @@ def pickle_for_workers(value: object) -> bytes:
     return pickle_by_value(value)
 
 
+def find_kind(address: str, device: Literal["auto", "cuda", "cpu"]) -> DeviceKind:
+    """Return the kind of the devices that `connect` would use; joins and starts nothing.
+
+    Args:
+        address, device: as in `ClusterRequest`.
+
+    Raises:
+        ClusterError: this machine has a GPU that cannot be used, or the cluster of the address is
+            not found.
+        UsageError: the address is malformed.
+    """
+    if device == "cpu":
+        return "cpu"
+    gpus: int | None = None
+    if not starts_private(address):
+        if device == "cuda":
+            return "cuda"
+        from raybench.cluster.ray_cluster import start
+
+        gpus = start.count_gpus(address)
+    if gpus is None:
+        from raybench.hardware.gpu_presence import count_gpus
+
+        gpus = count_gpus()
+    return "cuda" if gpus or device == "cuda" else "cpu"
+
+
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
+
+    Loads Ray only if a program of Ray runs on this host.
 
     After False, `connect` may still start a private Ray, if the cluster of this host is gone.
     A process that has joined a Ray already starts none.
@@ -207,6 +236,18 @@ def starts_private(address: str) -> bool:
         address = os.environ.get("RAY_ADDRESS") or "auto"
     if address != "auto":
         return address == "local"
+    if not _runs_raylet():
+        return True
     from raybench.cluster.ray_cluster import start
 
     return not start.find_own_cluster().address
+
+
+def _runs_raylet() -> bool:
+    """Return whether a node of any Ray runs on this host."""
+    import psutil
+
+    for process in psutil.process_iter(["cmdline"]):
+        if (process.info["cmdline"] or [""])[0].endswith("/raylet"):
+            return True
+    return False

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from raybench.errors import JobError, UsageError
+from raybench.errors import ClusterError, JobError, UsageError
 from raybench.job import registry
 from raybench.job.model import Job, validate
 from raybench.job.plan import plan_and_problems, script_path
@@ -28,7 +28,7 @@ from raybench.job.point import (
 )
 from raybench.job.problems import JobProblem, KeyPath, did_you_mean, key_text, quote, say_unknown
 from raybench.job.settings import PointSetting, make_setting, run_setting, settings_of_class
-from raybench.job.source import YamlSource, parse_source, read_source
+from raybench.job.source import Order, YamlSource, parse_source, read_source
 
 MAX_POINTS = 100_000
 _SIZE_RULE = (
@@ -45,19 +45,22 @@ _OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
 _Settings = Mapping[str, PointSetting]
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(path: Path, overrides: Sequence[str] = (), *, on_cpu: bool = False) -> Job:
     """Return the job of a file, with its rules checked; `make_plan` checks its points.
 
-    Imports the module of the workload.
+    Imports the module of the workload. The values that the section `cpu` replaces, or would
+    replace, are checked too.
 
     Args:
         overrides: values of `--set`, such as `measure.warmup=5`.
+        on_cpu: apply the section `cpu` of the job, as on a cluster without GPUs.
 
     Raises:
         JobError: the file cannot be read, or the job has problems, one line each.
         UsageError: a class method of the workload raises.
+        ClusterError: on_cpu, and the job says that it needs a GPU.
     """
-    return _load(read_source(path, overrides))
+    return job_of_source(read_source(path, overrides, on_cpu=on_cpu))
 
 
 def job_from_text(
@@ -65,18 +68,49 @@ def job_from_text(
     text: str,
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
+    *,
+    on_cpu: bool = False,
 ) -> Job:
     """Return the job of a text, checked as by `load_job`.
 
     Args:
         name: stands for the file in messages, and in `Job.folder` without options.
         options: option of the command behind each path, for messages.
+        on_cpu: as for `load_job`.
     """
-    return _load(parse_source(name, text, overrides, options))
+    return job_of_source(parse_source(name, text, overrides, options, on_cpu=on_cpu))
 
 
-def _load(source: YamlSource) -> Job:
-    """Return the job; raise JobError with all problems that can be found at once."""
+def job_of_source(source: YamlSource) -> Job:
+    """Return the job of a source, checked as by `load_job`."""
+    job, problems = _check_source(source)
+    hidden: list[tuple[Order, str]] = []
+    if source.has_cpu:
+        # Without overrides: they may suit only one of the two forms of the job.
+        other = parse_source(source.name, source.text, on_cpu=not source.on_cpu)
+        hidden = _problems_of_other_form(source if source.on_cpu else other, other)
+    if job is not None and not problems and hidden:
+        problems += plan_and_problems(job)[1]
+    if job is None or problems or hidden:
+        raise JobError(source.explain_all(problems, hidden))
+    if source.on_cpu and (reason := job.cpu.why_not):
+        raise ClusterError(f"{source.name}: needs a GPU: {reason}")
+    return job
+
+
+def _problems_of_other_form(with_cpu: YamlSource, other: YamlSource) -> list[tuple[Order, str]]:
+    """Return the problems with values that only the other form of the job has."""
+    job, problems = _check_source(other)
+    if job is not None and not problems:
+        problems += plan_and_problems(job)[1]
+    only_there = [
+        problem for problem in problems if with_cpu.given_by(problem.path) != problem.path
+    ]
+    return other.ordered_lines(only_there)
+
+
+def _check_source(source: YamlSource) -> tuple[Job | None, list[JobProblem]]:
+    """Return the job and all problems that can be found at once; the job is None if it has none."""
     # Rules of one section.
     problems = list(source.problems)
     job, invalid = validate(source.data)
@@ -103,9 +137,7 @@ def _load(source: YamlSource) -> Job:
         point_sections = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
         if problems and all(p.path and p.path[0] not in point_sections for p in problems):
             problems += plan_and_problems(job)[1]
-    if job is None or problems:
-        raise JobError(source.explain_all(problems))
-    return job
+    return job, problems
 
 
 def _not_below(reported: Sequence[JobProblem], problems: Sequence[JobProblem]) -> list[JobProblem]:

@@ -44,7 +44,7 @@ from raybench.job.declarations import declared_entries
 from raybench.job.point import ANY, RUN_SETTINGS, Isolation, Scalar, Strategy, are_devices
 from raybench.job.problems import JobProblem, KeyPath, key_text, quote, rule_of, say_unknown
 from raybench.job.settings import PointSetting
-from raybench.job.source import QUICK_SECONDS, YamlSource, parse_source, with_sizes
+from raybench.job.source import CPU, QUICK_SECONDS, YamlSource, parse_source, with_sizes
 
 
 def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
@@ -397,7 +397,36 @@ class AnswerSection(JobSection):
 
 
 # Keys that do not affect what is measured; a resumed run may change them.
-NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error")
+NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error", "cpu")
+
+
+class CpuSection(JobSection):
+    """Keys that replace those of other sections on a cluster without GPUs.
+
+    Mappings are replaced key by key, lists as a whole.
+    """
+
+    why_not: Annotated[str, Field(strict=True, max_length=200)] = Field(
+        default="",
+        description="Why the job needs a GPU: without a GPU it ends with this reason.",
+    )
+    question: Question = Field(default="", description="In place of the question of the job.")
+    answer: AnswerSection | None = Field(default=None, description="In place of its answer.")
+    workload: Settings = Field(default={}, description="In place of keys of the workload.")
+    matrix: Matrix = Field(default={}, description="In place of axes of the matrix.")
+    zip: tuple[Axes, ...] = Field(default=(), description="In place of all entries of zip.")
+    env: dict[str, EnvValues] = Field(default={}, description="In place of variables of env.")
+    exclude: tuple[Axes, ...] = Field(default=(), description="In place of all entries of exclude.")
+    include: tuple[Settings, ...] = Field(
+        default=(), description="In place of all entries of include."
+    )
+    baseline: Settings = Field(default={}, description="In place of keys of the baseline.")
+    measure: MeasureOrQuick = Field(
+        default=Measure(), description="In place of keys of measure, or quick."
+    )
+    placement: Placement = Field(
+        default=Placement(), description="In place of keys of the placement."
+    )
 
 
 class Job(JobSection):
@@ -465,6 +494,11 @@ class Job(JobSection):
     on_error: Literal["continue", "stop"] = Field(
         default="continue", description="What to do after a point that failed."
     )
+    cpu: CpuSection = Field(
+        default=CpuSection(),
+        description="What replaces other keys where the cluster has no GPU, or with --device cpu. "
+        "Mappings are replaced key by key, lists as a whole; --set comes after.",
+    )
 
     # Set by `raybench.job.loading`; before that, properties that need them raise AttributeError.
     _source: YamlSource = PrivateAttr()
@@ -483,6 +517,16 @@ class Job(JobSection):
     def text(self) -> str:
         """The job file as it was read, without overrides."""
         return self._source.text
+
+    @property
+    def uses_cpu(self) -> bool:
+        """Whether keys of the section `cpu` have replaced others."""
+        return self._source.uses_cpu
+
+    @property
+    def replaced_keys(self) -> list[str]:
+        """Dotted keys that the section `cpu` has replaced, without those that `--set` gives."""
+        return list(map(key_text, self._source.replaced_keys))
 
     @property
     def batch_search(self) -> BatchSearch | None:
@@ -555,6 +599,10 @@ _MODELS: Mapping[str, type[BaseModel]] = {
     "measure.warmup": Span,
     "placement": Placement,
 }
+_MODELS_OF_CPU: Mapping[str, type[BaseModel]] = {
+    CPU: CpuSection,
+    **{f"{CPU}.{key}": model for key, model in _MODELS.items()},
+}
 
 
 def job_schema() -> dict[str, Any]:
@@ -577,22 +625,27 @@ def _problem(error: ErrorDetails) -> JobProblem:
     """Return an error of pydantic in our words; for an unknown key, with keys that may be meant."""
     path: KeyPath = error["loc"]
     if error["type"] == "extra_forbidden":
-        model = _MODELS[key_text(path[:-1])]
+        models, inside = _MODELS, ""
+        if path[0] == CPU and len(path) > 1:
+            models, inside = _MODELS_OF_CPU, f"{CPU}."
+        model = models[key_text(path[:-1])]
         message = say_unknown("key", path[-1], model.model_fields)
         # The key may stand in the wrong section: list the sections that have such a key.
         places = [
-            f"{section}.{path[-1]}"
+            f"{inside}{section}.{path[-1]}"
             for section in ("answer", "measure", "placement")
             if path[-1] in _MODELS[section].model_fields
         ]
-        places += [f"matrix.{path[-1]}"] * (path[-1] in RUN_SETTINGS)
+        places += [f"{inside}matrix.{path[-1]}"] * (path[-1] in RUN_SETTINGS)
         if places:
             message = f"unknown key {quote(path[-1])}; did you mean {' or '.join(places)}?"
         return JobProblem(path=path, at_key=True, message=message)
     return JobProblem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
 
 
-def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str]) -> Answer:
+def answer_of_run(
+    job_text: str, overrides: Sequence[str], varying: Sequence[str], *, on_cpu: bool = False
+) -> Answer:
     """Return what a stored run answers, by its job file, or else by its workload.
 
     If raybench ships a job of the same name and workload, its question fills what the file lacks.
@@ -603,15 +656,16 @@ def answer_of_run(job_text: str, overrides: Sequence[str], varying: Sequence[str
         job_text: job file of the run.
         overrides: its values of `--set`.
         varying: settings that differ between its points; `Answer.over` is limited to these.
+        on_cpu: whether its section `cpu` was used.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):
-        data = parse_source("job", job_text, overrides).data
+        data = parse_source("job", job_text, overrides, on_cpu=on_cpu).data
     kind, name = _kind(data), str(data.get("name"))
     file = files("raybench").joinpath("jobs", f"{name}.yaml")
     if re.fullmatch(r"[a-z0-9_]+", name) and file.is_file():
         # The run may come from an older version of this job, which did not have these keys.
-        shipped = parse_source(name, file.read_text(encoding="utf-8")).data
+        shipped = parse_source(name, file.read_text(encoding="utf-8"), on_cpu=on_cpu).data
         if kind == _kind(shipped):
             shipped_keys = shipped.keys() & {"question", "answer", "items"}
             data = {key: shipped[key] for key in shipped_keys} | data

@@ -6,12 +6,13 @@ that a text means what it looks like, and a short text cannot stand for a huge o
 
 from __future__ import annotations
 
+import copy
 import difflib
 import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,18 @@ from raybench.job.problems import JobProblem, KeyPath, Position, key_text, quote
 # `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override. An override
 # also replaces a count of iterations, which may take hours.
 QUICK, QUICK_SECONDS = "quick", 0.5
+# The section whose keys replace those of other sections on clusters without GPUs, and the sections
+# that it may replace.
+CPU = "cpu"
+REPLACEABLE = (
+    *("question", "answer", "workload", "matrix", "zip", "env", "exclude", "include", "baseline"),
+    *("measure", "placement"),
+)
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _MOST_LINES = 50
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
+# Order of messages: whether an override is wrong, and the position in the file.
+Order = tuple[bool, Position]
 _CORE = "tag:yaml.org,2002:"
 # Advice for messages of the parser, by their beginning.
 _SYNTAX = {
@@ -74,6 +84,12 @@ class YamlSource:
     overrides: dict[KeyPath, str] = field(default_factory=dict)
     # If options of the command made the text: the option that gave the value of each path.
     options: Mapping[KeyPath, str] = field(default_factory=dict)
+    # Whether the job is read for CPU workers, so that its section `cpu` applies.
+    on_cpu: bool = False
+    # Whether the section `cpu` has replaced any key.
+    uses_cpu: bool = False
+    # Path of a replaced value -> path of the value in `cpu`, unless an override replaced it again.
+    replaced: dict[KeyPath, KeyPath] = field(default_factory=dict)
     # Positions of key and value of each path; an entry of a list is its own key.
     _places: dict[KeyPath, tuple[Position, Position]] = field(default_factory=dict)
 
@@ -81,8 +97,9 @@ class YamlSource:
         """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
 
         If the text was made from options, the message names the option, or else `name`. A missing
-        key has the position of the key above it.
+        key has the position of the key above it. A value of the section `cpu` is named there.
         """
+        problem = self._where_given(problem)
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
         if override is not None:
@@ -94,19 +111,60 @@ class YamlSource:
         line, column = self._position(problem)
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
-    def explain_all(self, problems: Iterable[JobProblem]) -> str:
+    def explain_all(
+        self, problems: Iterable[JobProblem], others: Iterable[tuple[Order, str]] = ()
+    ) -> str:
         """Return a line for each problem, in the order of the file; 50 lines at most.
 
         Problems of overrides come last.
+
+        Args:
+            problems: problems of this source.
+            others: `ordered_lines` of another source of the same text.
         """
-
-        def order(problem: JobProblem) -> tuple[bool, Position]:
-            return self._override_of(problem) is not None, self._position(problem)
-
-        lines = list(dict.fromkeys(map(self.explain, sorted(problems, key=order))))
+        ordered = sorted([*self.ordered_lines(problems), *others], key=lambda entry: entry[0])
+        lines = list(dict.fromkeys(line for _, line in ordered))
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"{self.name}: and {len(lines) - _MOST_LINES:,} more"]
         return "\n".join(lines)
+
+    def ordered_lines(self, problems: Iterable[JobProblem]) -> list[tuple[Order, str]]:
+        """Return the order of each problem among all problems, and its message."""
+        lines = []
+        for problem in map(self._where_given, problems):
+            order = self._override_of(problem) is not None, self._position(problem)
+            lines.append((order, self.explain(problem)))
+        return lines
+
+    @property
+    def has_cpu(self) -> bool:
+        """Whether the job has a section `cpu`."""
+        return isinstance(self.data, dict) and CPU in self.data
+
+    @property
+    def replaced_keys(self) -> list[KeyPath]:
+        """Paths of keys that the section `cpu` has replaced, without those that `--set` gives."""
+        keys = []
+        for path in self.replaced:
+            # Of a mapping that only the section `cpu` gives, the keys are listed.
+            is_mapping = len(path) == 1 and isinstance(self.data[CPU][path[0]], dict)
+            if not is_mapping:
+                keys.append(path)
+        return keys
+
+    def given_by(self, path: KeyPath) -> KeyPath:
+        """Return the path at which the file gives a value: in `cpu` if that replaced the value."""
+        for length in range(len(path), 0, -1):
+            if replacement := self.replaced.get(path[:length]):
+                return (*replacement, *path[length:])
+        return path
+
+    def _where_given(self, problem: JobProblem) -> JobProblem:
+        """Return the problem at the path of `given_by`, unless an override gave the value."""
+        prefixes = (problem.path[:length] for length in range(len(problem.path), 0, -1))
+        if any(prefix in self.overrides for prefix in prefixes):
+            return problem
+        return replace(problem, path=self.given_by(problem.path))
 
     def _override_of(self, problem: JobProblem) -> str | None:
         """Return the `--set` text that gave the value; None if the file gave it."""
@@ -209,8 +267,11 @@ def _encodable(text: str) -> str:
     return ascii(text) if is_damaged else str(text)
 
 
-def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
+def read_source(path: Path, overrides: Sequence[str] = (), *, on_cpu: bool = False) -> YamlSource:
     """Read and parse a job file.
+
+    Args:
+        overrides, on_cpu: as for `parse_source`.
 
     Raises:
         JobError: as `parse_source`, and if the file is no regular file, too long, or not UTF-8.
@@ -242,7 +303,7 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> YamlSource:
         byte = f"the byte 0x{content[error.start]:02x}"
         message = f"a job file is UTF-8, given {byte}; save it as UTF-8"
         raise JobError(f"{path}:{line}:{column}: {message}") from error
-    return parse_source(str(path), text, overrides)
+    return parse_source(str(path), text, overrides, on_cpu=on_cpu)
 
 
 def parse_source(
@@ -250,6 +311,8 @@ def parse_source(
     text: str,
     overrides: Sequence[str] = (),
     options: Mapping[KeyPath, str] | None = None,
+    *,
+    on_cpu: bool = False,
 ) -> YamlSource:
     """Parse a YAML text and apply the overrides (`KEY=VALUE`) in their order.
 
@@ -259,12 +322,13 @@ def parse_source(
     Args:
         name: for messages.
         options: as in `YamlSource`.
+        on_cpu: apply the section `cpu`. Overrides of its keys come before, all others after.
 
     Raises:
         JobError: the text is no YAML or no mapping, or an override cannot be applied.
     """
     source = parse_yaml(text, name)
-    source.options = options or {}
+    source.options, source.on_cpu = options or {}, on_cpu
     is_mapping = source.is_complete and isinstance(source.data, dict)
     if not is_mapping:
         if source.is_complete:
@@ -273,13 +337,53 @@ def parse_source(
             message = f"{rule}; `raybench init` writes one to start from"
             source.problems.insert(0, JobProblem(message=message))
         source.data = {}
-    elif source.data.get("measure") == QUICK:
-        source.data["measure"] = {"seconds": QUICK_SECONDS}
-    failures = [line for text in overrides if (line := _override(source, text)) is not None]
+    else:
+        _expand_quick(source.data)
+        _expand_quick(source.data.get(CPU))
+    of_cpu = [text for text in overrides if text.partition("=")[0].strip().startswith(f"{CPU}.")]
+    failures = _override_all(source, of_cpu)
+    _expand_quick(source.data.get(CPU))
+    if on_cpu:
+        _apply_cpu(source)
+    failures += _override_all(source, [text for text in overrides if text not in of_cpu])
     if not is_mapping or failures:
         lines = [source.explain_all(source.problems), *failures]
         raise JobError("\n".join(line for line in lines if line))
     return source
+
+
+def _apply_cpu(source: YamlSource) -> None:
+    """Replace keys of other sections by those of the section `cpu`; lists replace lists."""
+    section = source.data.get(CPU)
+    for name in REPLACEABLE if isinstance(section, dict) else ():
+        if name not in section:
+            continue
+        # A copy: later overrides must not change the section `cpu`.
+        given, path = copy.deepcopy(section[name]), (name,)
+        before = source.data.setdefault(name, {})
+        if not (isinstance(given, dict) and isinstance(before, dict)):
+            source.data[name], source.replaced[path] = given, (CPU, name)
+            continue
+        if path not in source._places:
+            source.replaced[path] = (CPU, name)
+        source.data[name] = {**before, **given}
+        if name == "measure" and "seconds" in given and "iterations" not in given:
+            _drop_iterations(source)
+        source.replaced |= {(name, key): (CPU, name, key) for key in given}
+    source.uses_cpu = bool(source.replaced)
+
+
+def _expand_quick(section: object) -> None:
+    """Write out `measure: quick` of a job or of its section `cpu`."""
+    if isinstance(section, dict) and section.get("measure") == QUICK:
+        section["measure"] = {"seconds": QUICK_SECONDS}
+
+
+def _drop_iterations(source: YamlSource) -> None:
+    """Remove a count of iterations, in place of which seconds were given."""
+    if isinstance(section := source.data.get("measure"), dict):
+        section.pop("iterations", None)
+    source.overrides.pop(("measure", "iterations"), None)
 
 
 def overrides_in(argv: Sequence[str]) -> list[str]:
@@ -295,6 +399,11 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
     return overrides
 
 
+def _override_all(source: YamlSource, overrides: Iterable[str]) -> list[str]:
+    """Apply overrides in their order, and return the error messages."""
+    return [line for text in overrides if (line := _override(source, text)) is not None]
+
+
 def _override(source: YamlSource, text: str) -> str | None:
     """Apply an override; return an error message, or None if it was applied."""
     # Read the value.
@@ -303,7 +412,8 @@ def _override(source: YamlSource, text: str) -> str | None:
     if not equals or not all(path):
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
     # `1,2` means `[1, 2]` for an axis or an answer; a variable keeps its commas.
-    is_list = path[0] in ("matrix", "answer") and "," in value
+    section = path[1] if path[0] == CPU and len(path) > 1 else path[0]
+    is_list = section in ("matrix", "answer") and "," in value
     is_list = is_list and value.strip()[0] not in "[{\"'"
     tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
     if tree.problems or tree.data is None:
@@ -314,9 +424,7 @@ def _override(source: YamlSource, text: str) -> str | None:
     if path == ("measure",) and tree.data == QUICK:
         # Other keys of the section stay.
         path, tree.data = ("measure", "seconds"), QUICK_SECONDS
-        if isinstance(section := source.data.get("measure"), dict):
-            section.pop("iterations", None)
-        source.overrides.pop(("measure", "iterations"), None)
+        _drop_iterations(source)
     # Put the value at its place, and create sections that are missing.
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
@@ -324,10 +432,12 @@ def _override(source: YamlSource, text: str) -> str | None:
         if not isinstance(container, dict):
             return f"{_label(text)}: {key_text(path[:depth])} is not a mapping"
     container[str(path[-1])] = tree.data
-    # The value replaces earlier overrides of this key and of keys below it.
-    for other in list(source.overrides):
-        if other[: len(path)] == path:
-            del source.overrides[other]
+    # The value replaces earlier values of this key and of keys below it.
+    earlier: dict[KeyPath, Any]
+    for earlier in (source.overrides, source.replaced):
+        for other in list(earlier):
+            if other[: len(path)] == path:
+                del earlier[other]
     source.overrides[path] = text
     return None
 

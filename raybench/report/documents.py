@@ -306,14 +306,15 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
             case Table():
                 if block.title:
                     yield "### " + escape(block.title)
-                yield "\n".join(_markdown_rows(block))
+                yield "\n".join(markdown_rows(block))
                 legend = next(table_legends, [])
                 items = [f"* {escape(head)}: {escape(text)}" for head, text in legend if head]
                 notes = [escape(text) for head, text in legend if not head]
                 yield from filter(None, ["\n".join(items), *notes])
 
 
-def _markdown_rows(table: Table) -> Iterator[str]:
+def markdown_rows(table: Table) -> Iterator[str]:
+    """Yield the lines of a table of GitHub-flavoured Markdown, without its title."""
     alignments = [":---" if column.is_text else "---:" for column in table.columns]
     yield f"| {' | '.join(map(escape, table.titles))} |"
     yield f"| {' | '.join(alignments)} |"

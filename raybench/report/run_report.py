@@ -140,6 +140,7 @@ class RunReport(Document):
             f"nodes lost: {lost}" if lost else "",
             formatting.versions(data.versions),
             f"in all points: {shared}" if shared else "",
+            f"measured {of_run.CPU_SECTION}" if data.run.cpu_section else "",
         )
         for index, text in enumerate(filter(None, head)):
             yield Line(text=text, is_apart=index == 0)

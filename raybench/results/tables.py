@@ -66,6 +66,9 @@ class Run:
         Mapping[str, str], Column("", "variables of NCCL, torch, CUDA, OpenMP, gloo and MKL")
     ] = field(default_factory=dict)
     tags: Annotated[Mapping[str, str], Column("", "given with --tag")] = field(default_factory=dict)
+    cpu_section: Annotated[
+        bool | None, Column("", "the section cpu of the job replaced other keys")
+    ] = None
 
     @property
     def is_health_check(self) -> bool:

@@ -123,6 +123,7 @@ def start_run(
         workload_files=code.workload,
         environment=variables_that_matter(),
         tags=tags,
+        cpu_section=job.uses_cpu,
     )
     return RunState(
         run=run,
@@ -283,7 +284,9 @@ def nothing_left_message(start: RunState) -> str:
 def _difference(run: Run, job: Job) -> str:
     """Return in words which settings of the job have changed."""
     with suppress(JobError):
-        before = job_from_text("job.yaml", run.job_text, overrides_in(run.argv))
+        before = job_from_text(
+            "job.yaml", run.job_text, overrides_in(run.argv), on_cpu=bool(run.cpu_section)
+        )
         if before.meaning_sha256 == run.job_sha256:
             old = dict(_leaves(before.model_dump(mode="json")))
             new = dict(_leaves(job.model_dump(mode="json")))

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
-from pathlib import Path
 
-from raybench.cluster import Cluster, ClusterRequest, connect, starts_private
+from raybench.cluster import Cluster, ClusterRequest, connect, find_kind, starts_private
 from raybench.cluster.device_reservation import (
     ReservationTerms,
     reserve_this_hosts_cpus,
@@ -56,7 +55,8 @@ def run_sweep(
         source: makes the points of a new run, which uses all devices.
 
     Raises:
-        ClusterError: there is no usable cluster, or no point of a new run fits.
+        ClusterError: there is no usable cluster, this machine has a GPU that fails, or no point of
+            a new run fits.
         DevicesInUseError: another sweep has the devices.
         ResultsError: rows cannot be written, or the id of a new run exists.
         UsageError: the address is malformed, or a batch search on CPU workers has no maximum.
@@ -75,9 +75,8 @@ def run_sweep(
         terms = ReservationTerms(
             holder=this_process(f"run {start.run.run_id}"), shared=where.shared, wait_s=where.wait_s
         )
-        has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
-        is_on_cpus = where.device == "cpu" or (where.device == "auto" and not has_gpus)
-        if is_on_cpus and starts_private(where.address):
+        is_private = starts_private(where.address)
+        if is_private and find_kind("local", where.device) == "cpu":
             at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
         request = ClusterRequest(
             address=where.address,
@@ -91,7 +90,8 @@ def run_sweep(
         )
         # Hold interrupts back: after an interrupted `ray.init`, Ray's native code crashes the
         # process at its exit.
-        with listener.waiting("connecting to Ray"), interrupts.held_back(math.inf):
+        what = "starting Ray on this machine" if is_private else "connecting to Ray"
+        with listener.waiting(what), interrupts.held_back(math.inf):
             cluster = connect(request, end=interrupts.end, log=listener.tell)
             at_the_end.callback(close)
             interrupts.take_signals()

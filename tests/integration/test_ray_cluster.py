@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 import ray
 
+from raybench.cluster import find_kind
 from raybench.cluster.ray_cluster.actor import start_worker
 from raybench.cluster.ray_cluster.cluster import RayCluster
 from raybench.cluster.ray_cluster.placements import free_devices, hold_devices
@@ -107,6 +108,12 @@ def test_ray_error_is_named_without_the_actor(cluster):
     assert answer.message.startswith("System error: invalid literal for int()")
 
 
+def test_cluster_is_asked_for_gpus_before_it_is_joined(three_nodes):
+    assert find_kind(three_nodes, "auto") == "cpu"
+    with pytest.raises(ClusterError, match="no Ray cluster answers there"):
+        find_kind("127.0.0.1:1", "auto")
+
+
 def test_start_skips_mute_nodes_and_needs_one_worker(cluster, monkeypatch):
     monkeypatch.setattr("raybench.cluster.timeouts.FIRST_DEVICE_S", 2.0)
     monkeypatch.setattr("raybench.cluster.timeouts.PLACEMENT_S", 0.9)
@@ -128,6 +135,7 @@ def test_next_process_gets_gpu_of_dead_worker():
     ray.shutdown()
     host = start_cluster(num_cpus=2, num_gpus=2)
     try:
+        assert find_kind(host.address, "auto") == "cuda"
         connect_ray(host.address, "cuda", wanted=2)
         (node_id,) = free_devices("cuda")
         slots = hold_devices("cuda", {node_id: 2})

@@ -75,10 +75,8 @@ def test_planted_cluster_is_neither_asked_nor_joined(tmp_path, place):
             planter.kill()
         assert planter.stdout.read() == "", "nobody has connected"
     assert done.returncode == 0, done.stderr
-    first = done.stderr.splitlines()[0]
-    assert re.match(
-        r"private Ray on this host \(the cluster at \S+ is gone or another user's", first
-    )
+    told = r"^private Ray on this host \(the cluster at \S+ is gone or another user's"
+    assert re.search(told, done.stderr, re.MULTILINE)
     assert token.read_text() == "a" * 64
 
 

@@ -37,7 +37,7 @@ def test_second_sweep_is_refused_without_leaving_a_run(first, tmp_path):
     second = cpu_sweep(tmp_path, timeout_s=60)
     assert time.monotonic() - begun_s < 40
     assert (second.returncode, second.stdout) == (3, "")
-    [line] = second.stderr.splitlines()
+    *_, line = second.stderr.splitlines()
     assert line.startswith(USED)
     assert "--wait SECONDS" in line
     assert "--shared" in line

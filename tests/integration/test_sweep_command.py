@@ -58,11 +58,14 @@ def test_sweep_prints_its_report_on_stdout(swept):
     assert max(map(len, report.splitlines())) <= 80
 
 
-def test_stderr_has_only_one_line_per_point(swept):
+def test_stderr_has_phases_then_one_line_per_point(swept):
     done, _ = swept
-    first, *lines, traces = done.stderr.splitlines()
+    estimate, phase, joined, started, *lines, traces = done.stderr.splitlines()
     workers = f"{usable_cores()} CPU worker{'s' * (usable_cores() != 1)}"
-    assert first.startswith(f"private Ray on this host, up to {workers}; run small-")
+    assert re.match(r"6 points: about (\d+ min )?\d+ s, 15 s of it to start Ray", estimate)
+    assert phase == "starting Ray on this machine"
+    assert joined.startswith(f"private Ray on this host, up to {workers}; run small-")
+    assert re.fullmatch(r"starting \d workers?", started)
     found = [re.match(r"\[(\d)/6\]  (ok|skipped) ", line).groups() for line in lines]
     statuses = ["ok"] * 4 + ["skipped"] * 2
     assert found == [(str(number), status) for number, status in enumerate(statuses, 1)]
@@ -196,7 +199,8 @@ def test_a_bad_address_is_one_line(tmp_path, command, address, code, text):
     _, _, _, *words = sweep_command(tmp_path, "--device", "cpu", address=address)
     done = command(*words, results=None)
     assert done.code == code
-    (line,) = done.err.splitlines()
+    estimate, phase, line = done.err.splitlines()
+    assert (estimate.partition(":")[0], phase) == ("6 points", "connecting to Ray")
     assert text in line
     assert not (tmp_path / "results").exists()
 

@@ -37,6 +37,11 @@ _LOG_BACKUPS = 1
 _UNUSED_PROGRAMS = ("start_api_server", "start_monitor", "start_log_monitor")
 _PRINT = ray._private.worker.print_to_stdstream
 _CONNECT_TO_HEAD = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+# State 0 is alive.
+_COUNT_GPUS = f"""{_CONNECT_TO_HEAD}
+nodes = GcsClient(address=sys.argv[1]).get_all_node_info().values()
+print(int(sum(node.resources_total.get("GPU", 0) for node in nodes if node.state == 0)))
+"""
 
 
 class NoTokenError(Exception):
@@ -99,15 +104,29 @@ def is_head(address: str, timeout_s: float) -> bool:
     Raises:
         NoTokenError: the head refuses our token.
     """
-    # Connect in a child process, because Ray aborts a process whose token is refused.
-    command = [sys.executable, "-P", "-c", _CONNECT_TO_HEAD, address]
+    return _ask_head(_CONNECT_TO_HEAD, address, timeout_s) is not None
+
+
+def count_gpus(address: str, timeout_s: float) -> int | None:
+    """Return the number of GPUs of the cluster whose head is at HOST:PORT; None without an answer.
+
+    Raises:
+        NoTokenError: the head refuses our token.
+    """
+    text = _ask_head(_COUNT_GPUS, address, timeout_s) or ""
+    return int(text) if text.strip().isdecimal() else None
+
+
+def _ask_head(program: str, address: str, timeout_s: float) -> str | None:
+    """Return what a program prints that connects to a head; None if it takes too long."""
+    command = [sys.executable, "-P", "-c", program, address]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return False  # without a head, the client retries all the time
+        return None
     if "RAY_AUTH_TOKEN" in child.stderr:
         raise NoTokenError
-    return True
+    return child.stdout
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from raybench.cluster import reaper, timeouts
 from raybench.cluster.ray_cluster import ray_internals
 from raybench.conversion import MIB
 from raybench.errors import ClusterError, UsageError
+from raybench.hardware import gpu_presence
 from raybench.records.device import DeviceKind
 from raybench.records.environment import usable_cores
 
@@ -260,6 +261,26 @@ def _why_no_head(address: str, option: str) -> str | None:
     return None if is_head else "what listens there is no Ray head"
 
 
+def count_gpus(address: str) -> int | None:
+    """Return the number of GPUs of the cluster that `connect_ray` would join; joins nothing.
+
+    None: no cluster answers, so that a private Ray is started.
+
+    Raises:
+        ClusterError, UsageError: as `connect_ray`.
+    """
+    if ray_internals.has_joined():
+        return int(ray.cluster_resources().get("GPU", 0))
+    ray_internals.reload_settings()
+    head = _find_head(address)
+    if not head.address:
+        return None
+    gpus = ray_internals.count_gpus(head.address, timeouts.HEAD_IS_RAY_S)
+    if gpus is None:
+        raise ClusterError(f"{head.option}: the head of the cluster does not say which GPUs it has")
+    return gpus
+
+
 def ray_nodes() -> list[dict[str, Any]]:
     """Return Ray's dict of each node, dead nodes included; call it after `connect_ray`."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
@@ -313,7 +334,13 @@ def _read_address(folder: Path) -> str:
 def _start_private(
     device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], why_private: str
 ) -> tuple[str, Path]:
-    """Start a private Ray and join it; return its description and its folder."""
+    """Start a private Ray and join it; return its description and its folder.
+
+    If the start fails, the folder with the logs is kept.
+    """
+    if device != "cpu":
+        # Ray would count no GPUs where the driver fails, and the job would run on CPU workers.
+        gpu_presence.count_gpus()
     cores = usable_cores()
     folder = make_private_folder()
 

@@ -79,11 +79,12 @@ def point_and_round(rows: Iterable[ScaledRow]) -> str:
 
 
 def question_of_run(answer: RunAnswer) -> str:
-    """Return the question of the job, or a question that the points can answer."""
-    has_other_sizes = any(text.startswith("matrix.world_size") for text in answer.data.overrides)
-    # A question on scaling does not fit if `--set` changed the numbers of devices.
-    fits = not (has_other_sizes and isinstance(answer.leading, SpeedUps))
-    if answer.asked.question and fits:
+    """Return the question of the job; without one, what the points were measured for.
+
+    A question on scaling does not fit if the numbers of devices are not those of the job.
+    """
+    is_cut = answer.data.has_other_world_sizes and isinstance(answer.leading, SpeedUps)
+    if answer.asked.question and not is_cut:
         return answer.asked.question
     data = answer.data
     workloads = dict.fromkeys(row.workload for row in data.rows)

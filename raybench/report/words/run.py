@@ -19,6 +19,8 @@ from raybench.report.point_settings import settings_words
 from raybench.report.words.doubts import MARKS, mark_words
 from raybench.workloads.base import builtin_class
 
+# Describes a run that did not measure what the other sections of its job say.
+CPU_SECTION = "with the section cpu: of the job"
 # Numbers of items, computed from rates over several rounds, are equal within this difference.
 _SAME_COUNT = 0.05
 

@@ -3,22 +3,23 @@
 import errno
 import json
 import re
-import shlex
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import click
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from commands import EXAMPLES, REPOSITORY, run_python
+from commands import EXAMPLES, REPOSITORY, refusal_of, run_python
 from ruamel.yaml import YAML
 
 import raybench
 from raybench.cli import raybench as command_line
 from raybench.cli.jobs import templates
 from raybench.cli.shared import write_file
-from raybench.errors import JobError, UsageError
+from raybench.errors import ClusterError, JobError, UsageError
+from raybench.job.estimate import estimate_time
 from raybench.job.loading import job_from_text
 from raybench.job.model import Job, job_schema
 from raybench.job.plan import make_plan
@@ -186,6 +187,8 @@ def test_schema_and_code_refuse_the_same_jobs():
         {"measure": {"warmup": {"min": 1}}},
         {"placement": {"isolation": "nodes"}},
         {"on_error": "stopp"},
+        {"cpu": {"name": "y"}},
+        {"cpu": {"measure": {"warmup": 0}}},
     ]:
         assert not validator.is_valid({**good, **bad}), bad
 
@@ -315,21 +318,33 @@ def test_the_package_has_the_jobs_of_the_repository():
     }
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_shortened_job_needs_two_cores_and_five_minutes(name):
-    # The `--set` values of the command in its comment.
-    command = re.search(r"^#   raybench sweep \S+(.*(?:\n#     .*)*)", ALL[name], re.MULTILINE)
-    words = shlex.split(re.sub(r"\n# +", " ", command[1]))
-    overrides = tuple(word for word in words if word != "--set")
-    assert overrides
-    job = job_from_text(f"{name}.yaml", ALL[name], overrides)
+# Jobs about something that only GPUs have.
+FOR_GPUS = {"environment", "memory_of_a_step", "nccl_algorithms", "timing_ways"}
+
+
+@pytest.mark.parametrize("name", sorted({*ALL} - FOR_GPUS))
+def test_job_takes_two_cores_a_minute(name):
+    job = job_from_text(f"{name}.yaml", ALL[name], on_cpu=True)
+    plan = make_plan(job)
+    assert plan.warnings == () or "needs torchvision" in plan.warnings[0]
+    assert job.uses_cpu
     assert job.question.endswith("?")
     assert job.question.count("?") == 1
-    points = make_plan(job).points
-    assert max(point.world_size for point in points) <= 2
-    # What a point takes beside its budget: its set-up, and the steps that are taken apart.
-    assert len(points) * (job.measure.max_seconds + 3) < 300
-    assert not any(point.cuda_graph for point in points)
+    assert max(point.world_size for point in plan.points) <= 2
+    assert not any(point.cuda_graph for point in plan.points)
+    assert estimate_time(job, plan, job.measure.rounds * len(plan.points)).total_s < 60
+
+
+@pytest.mark.parametrize("name", sorted(FOR_GPUS))
+def test_job_about_gpus_says_why_in_one_line(name):
+    told = refusal_of(ClusterError, partial(job_from_text, on_cpu=True), f"{name}.yaml", ALL[name])
+    assert told.startswith(f"{name}.yaml: needs a GPU: ")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_comments_of_jobs_hold_no_command(name):
+    comments = re.findall(r"#.*", ALL[name])
+    assert not [line for line in comments if re.search(r"raybench \w|--set|pip install", line)]
 
 
 @pytest.mark.parametrize(

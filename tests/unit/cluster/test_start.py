@@ -13,7 +13,7 @@ import pytest
 from commands import REPOSITORY
 from ruamel.yaml import YAML
 
-from raybench.cluster import starts_private
+from raybench.cluster import find_kind, starts_private
 from raybench.cluster.ray_cluster import start
 from raybench.cluster.ray_cluster.start import HeadMonitor, find_own_cluster, make_private_folder
 from raybench.errors import ClusterError, UsageError
@@ -63,6 +63,30 @@ def test_address_and_ray_address_decide_on_private_ray(
 ):
     monkeypatch.setenv("RAY_ADDRESS", exported)
     assert starts_private(address) is is_private
+
+
+@pytest.mark.parametrize(
+    ("address", "device", "here", "there", "kind"),
+    [
+        ("local", "cpu", 8, 8, "cpu"),
+        ("local", "auto", 0, 8, "cpu"),
+        ("local", "auto", 2, 0, "cuda"),
+        ("local", "cuda", 0, 0, "cuda"),
+        ("192.0.2.1:6379", "auto", 0, 8, "cuda"),
+        ("192.0.2.1:6379", "auto", 8, 0, "cpu"),
+        # The cluster has gone meanwhile, so that a private Ray starts.
+        ("192.0.2.1:6379", "auto", 8, None, "cuda"),
+    ],
+)
+def test_kind_of_devices_follows_the_cluster(monkeypatch, address, device, here, there, kind):
+    monkeypatch.setattr("raybench.hardware.gpu_presence.count_gpus", lambda: here)
+    monkeypatch.setattr(start, "count_gpus", lambda _: there)
+    assert find_kind(address, device) == kind
+
+
+def test_host_without_raylets_needs_no_ray(host, monkeypatch):
+    monkeypatch.setattr(start, "find_own_cluster", lambda: pytest.fail("Ray was asked"))
+    assert starts_private("auto")
 
 
 @pytest.mark.parametrize(("head", "owner"), [("192.0.2.1:6379", None), ("192.0.2.66:6379", 65534)])

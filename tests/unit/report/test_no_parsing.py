@@ -37,7 +37,7 @@ ALLOWED = {
     ("report/page.py", "cell"): "name of a setting",
     ("report/show.py", "_fact_lines"): "name of a column",
     ("report/words/answer.py", "_OPTION"): "word of a command",
-    ("report/words/answer.py", "question_of_run"): "name of a setting",
+    ("analysis/run_data.py", "has_other_world_sizes"): "name of a setting",
     ("report/words/failures.py", "_ESTIMATE"): "message of an exception",
     ("report/words/failures.py", "_OUT_OF_MEMORY"): "message of an exception",
     ("report/words/failures.py", "_reason"): "message of an exception",

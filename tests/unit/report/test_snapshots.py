@@ -74,6 +74,10 @@ COMMANDS = {
         for run in RUNS
         for name, (words, width, kept) in FORMATS.items()
     },
+    **{
+        f"{run.partition('-')[0]}.issue.md": (["report", run, "--format", "issue"], 80, str)
+        for run in RUNS[:2]
+    },
     "compare.80.txt": (["compare", *COMPARED], 80, str),
     "compare.full.80.txt": (["compare", *COMPARED, "--full"], 80, str),
     "compare.html.txt": (["compare", *COMPARED, "--format", "html"], 80, visible),

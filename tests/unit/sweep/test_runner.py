@@ -49,6 +49,7 @@ from tests.local_cluster import LocalCluster, this_process
 
 SETTINGS = make_settings(measure=make_measure())
 RESUME = "raybench sweep job.yaml --resume run-a"
+STARTING = "starting 1 worker\n"
 GO_ON = f"go on with: {RESUME}\n"
 
 
@@ -150,14 +151,14 @@ def interrupted_in_batch_size_2(point, rank):
 def test_an_interrupt_while_workers_start_is_recorded(sweeping, stored, said):
     assert sweeping(NoWorkers(KeyboardInterrupt())).status is RunStatus.INTERRUPTED
     assert stored("runs", "status") == ["interrupted"]
-    assert said() == GO_ON + "interrupted before any point finished\n"
+    assert said() == STARTING + GO_ON + "interrupted before any point finished\n"
 
 
 def test_a_failed_worker_start_marks_the_run_failed(sweeping, stored, said):
     with pytest.raises(ClusterError, match="no room"):
         sweeping(NoWorkers(ClusterError("no room")))
     assert stored("runs", "status") == ["failed"]
-    assert said() == GO_ON + "stopped before any point finished\n"
+    assert said() == STARTING + GO_ON + "stopped before any point finished\n"
 
 
 def test_a_written_row_counts_despite_an_interrupt(sweeping, said, monkeypatch):
@@ -168,7 +169,7 @@ def test_a_written_row_counts_despite_an_interrupt(sweeping, said, monkeypatch):
     monkeypatch.setattr(PointProgress, "show", interrupt)
     run = sweeping(one_worker(measured))
     assert (run.status, run.points_ok, run.points_failed) == (RunStatus.INTERRUPTED, 1, 0)
-    assert said().startswith(GO_ON + "interrupted: 1 finished point is kept; see: ")
+    assert said().startswith(STARTING + GO_ON + "interrupted: 1 finished point is kept; see: ")
 
 
 def test_the_run_says_where_its_traces_lie(sweeping, folder, said):
@@ -188,7 +189,7 @@ def test_one_ctrl_c_finishes_only_the_running_point(sweeping, stored, said):
     run = sweeping(one_worker(script))
     assert (run.status, run.points_ok) == (RunStatus.INTERRUPTED, 1)
     assert (stored("runs", "status"), stored("summary", "status")) == (["interrupted"], ["ok"])
-    finishing, line, *rest = said().splitlines()
+    _, finishing, line, *rest = said().splitlines()
     assert finishing.startswith("finishing the point in flight, then stopping")
     assert "[1/2]  ok " in line
     assert rest[0] + "\n" == GO_ON

@@ -143,13 +143,13 @@ def test_without_torchvision_one_line_says_what_to_install(monkeypatch):
     assert torch.__version__ in told
 
 
-@pytest.mark.parametrize("words", ["plan", "sweep --dry-run"])
+@pytest.mark.parametrize("words", ["plan", "sweep --dry-run --device cuda"])
 def test_a_plan_warns_of_a_missing_torchvision(words, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     done = command(*words.split(), REPOSITORY / "jobs" / "resnet50_amp.yaml", results=None)
     assert (done.code, done.err.count("\n")) == (0, 1), done
     assert done.err.endswith("in the checkout of raybench: pip install -e '.[vision]' (warning)\n")
-    assert "resnet50_amp.yaml:18:18: workload.kind: needs torchvision" in done.err
+    assert "resnet50_amp.yaml:15:18: workload.kind: needs torchvision" in done.err
 
 
 @needs_torchvision

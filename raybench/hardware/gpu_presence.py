@@ -1,0 +1,104 @@
+"""Whether this machine has GPUs that CUDA can use; loads neither torch nor Ray.
+
+A machine with a broken driver must not pass for a machine without GPUs: its job would quietly run
+on CPU workers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import pynvml
+
+from raybench.errors import ClusterError
+
+# Values of CUDA_VISIBLE_DEVICES with which a user hides all GPUs.
+_ALL_HIDDEN = ("", "-1", "NoDevFiles")
+# The first call into the driver loads it, which takes seconds without persistence mode.
+CUDA_ANSWERS_S = 60.0
+# Prints the number of GPUs, or the reason why CUDA has none. It runs in a child process, because a
+# broken driver may hang or crash, and because CUDA does not survive a fork.
+_ASK_CUDA = """
+import ctypes
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    raise SystemExit(str(error))
+count, name = ctypes.c_int(), ctypes.c_char_p()
+if code := cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+    cuda.cuGetErrorName(code, ctypes.byref(name))
+    raise SystemExit((name.value or b"error %d" % code).decode())
+raise SystemExit(None if count.value else "CUDA lists no GPU")
+"""
+
+
+@cache
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """Return how many GPUs this machine offers; 0 if CUDA_VISIBLE_DEVICES hides them all.
+
+    Args:
+        devices: folder of the device files, for tests.
+
+    Raises:
+        ClusterError: the machine has a GPU, and NVML, CUDA or torch cannot use it.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in _ALL_HIDDEN:
+        return 0
+    files = sorted(devices.glob("nvidia[0-9]*"))
+    count, reason = _ask_nvml()
+    if not count:
+        if not files:
+            return 0
+        raise _unusable(f"this machine has {files[0]}, but NVML fails: {reason}")
+    if reason := why_cuda_fails([sys.executable, "-P", "-c", _ASK_CUDA]):
+        raise _unusable(f"NVML lists {count} GPU{'s' * (count > 1)} here, but CUDA fails: {reason}")
+    if _torch_version().endswith("+cpu"):
+        raise ClusterError(
+            f"this machine has a GPU, and torch {_torch_version()} is a build for CPUs alone; "
+            "install a build with CUDA, or use --device cpu"
+        )
+    return count
+
+
+def _unusable(what: str) -> ClusterError:
+    return ClusterError(f"{what}; repair the driver (nvidia-smi), or use --device cpu")
+
+
+def _ask_nvml() -> tuple[int, str]:
+    """Return the number of GPUs, and why there are none."""
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        return 0, str(error)
+    return count, "it lists no GPU"
+
+
+def why_cuda_fails(command: Sequence[str]) -> str:
+    """Return why a process that asks CUDA for its GPUs fails; "" if CUDA has a GPU.
+
+    Args:
+        command: writes the reason to stderr and exits with 1 if CUDA has no GPU.
+    """
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=CUDA_ANSWERS_S)
+    except subprocess.TimeoutExpired:
+        return f"it does not answer within {CUDA_ANSWERS_S:.0f} s"
+    if child.returncode < 0:
+        return f"its driver ends the process with signal {-child.returncode}"
+    last_lines = child.stderr.strip().splitlines()[-1:]
+    return "" if child.returncode == 0 else " ".join(last_lines) or "it gives no reason"
+
+
+def _torch_version() -> str:
+    """Return the version of torch without importing it; "" if it is not installed."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
