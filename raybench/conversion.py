@@ -5,6 +5,7 @@ from __future__ import annotations
 # Floats, because times and energies are divided by them.
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
+S_PER_MIN = 60.0
 MS_PER_S = 1e3
 MJ_PER_J = 1e3
 

@@ -2,7 +2,8 @@
 
 stdout carries results; stderr carries progress and errors. `raybench.errors` has the exit codes of
 errors. Others are 1 (a point failed or is slower, or a check found something bad), 3 (a check left
-something untested), 5 (`compare --fail-on` could not decide all points) and 130 (interrupted).
+something untested), 5 (`ab` or `compare --fail-on` could not decide all points) and 130
+(interrupted).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ COMMANDS = {
     "show": ("raybench.cli.results", "Show the points of a run, or all about one point."),
     "explain": ("raybench.cli.jobs", "Say what a heading, mark or status means."),
     "compare": ("raybench.cli.compare", "Compare two runs, point by point."),
+    "ab": ("raybench.cli.ab", "Measure two versions in turns until each point is decided."),
     "history": ("raybench.cli.compare", "Show how points changed over many runs."),
     "predict": ("raybench.cli.compare", "Predict the steps of a run on more devices."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),

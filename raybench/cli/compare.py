@@ -252,7 +252,8 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
         typed = {name: typed_value(text) for name, text in row.params.items()}
         point = Point(
             workload=row.workload,
-            params={**typed, **row.env},  # variables are texts, as for `sweep --filter`
+            params={name: value for name, value in typed.items() if name not in row.env},
+            env=row.env,
             world_size=row.world_size,
             **{name: RUN_SETTINGS[name].restore(getattr(row, name)) for name in EXECUTION},
             batch_size=row.batch_size,

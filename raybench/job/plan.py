@@ -359,7 +359,7 @@ def select_points(
     evaluator = EvalWithCompoundTypes(functions={})
     kept = []
     for point in points:
-        evaluator.names = point.settings
+        evaluator.names = point.settings | {"point_id": point.point_id}
         try:
             answer = evaluator.eval(expression, previously_parsed=tree)
         except NameNotDefined as error:

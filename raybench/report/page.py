@@ -34,6 +34,7 @@ from raybench.records.metrics import Metric
 from raybench.report import formatting
 from raybench.report.charts import ChartData, in_order, main_figure, other_figures, why_no_figure
 from raybench.report.charts.comparison import change_figures
+from raybench.report.charts.gate import gate_figures
 from raybench.report.charts.grammar import Figure, Panel, draw
 from raybench.report.charts.lines import speed_up_words
 from raybench.report.comparison import Comparison
@@ -51,6 +52,7 @@ from raybench.report.documents import (
     text_of,
 )
 from raybench.report.formatting import cut_end, half_width, step_uncertainty
+from raybench.report.gate_report import GateReport
 from raybench.report.messages import marks
 from raybench.report.point_settings import setting_columns
 from raybench.report.run_report import RunReport
@@ -157,6 +159,25 @@ def format_comparison(comparison: Comparison) -> str:
         listings=[block for block in blocks if isinstance(block, Listing)],
         tables=tables,
         figures=change_figures(comparison),
+        version=__version__,
+    )
+
+
+def format_gate(report: GateReport) -> str:
+    """Return the page of a gate as HTML."""
+    verdict = report.verdict
+    return render_template(
+        "comparison.html",
+        title=report.title,
+        name=f"{verdict.gate.job.stem}: old and new in turns",
+        runs=[Line(text=text) for text in report.sides],
+        lead=report.answer[0],
+        lines=[Line(text=text) for text in (*report.answer[1:], *report.remarks[:-1])],
+        environment=report.remarks[-1],
+        notes=legend_paragraphs([report.table]) if report.points else (),
+        listings=[block for block in report.blocks() if isinstance(block, Listing)],
+        tables=[report.table] if report.points else [],
+        figures=gate_figures(report),
         version=__version__,
     )
 

@@ -1,0 +1,1 @@
+"""Measure two versions in turns until each point is decided."""

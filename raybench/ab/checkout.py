@@ -1,0 +1,226 @@
+"""The folder, interpreter and environment of each side: git worktrees, and their set-up command."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raybench.ab.plan import WORKTREE, Gate, Side
+from raybench.errors import UsageError
+
+# `git commit-tree` needs an identity, and the user may have none.
+_IDENTITY = {
+    **{"GIT_AUTHOR_NAME": "raybench", "GIT_AUTHOR_EMAIL": "raybench@localhost"},
+    **{"GIT_COMMITTER_NAME": "raybench", "GIT_COMMITTER_EMAIL": "raybench@localhost"},
+}
+
+
+class SideError(Exception):
+    """A side cannot be measured; the gate can be resumed after the cause is removed."""
+
+    def __init__(self, side: Side, reason: str) -> None:
+        super().__init__(side, reason)
+        self.side, self.reason = side, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkout:
+    """Where and with what a side is measured."""
+
+    # The folder in which the sweep runs.
+    folder: Path
+    job: Path
+    python: str
+    # The whole environment of the sweep.
+    env: Mapping[str, str]
+
+
+def resolve_revisions(gate: Gate, output: Path) -> Gate:
+    """Return the gate with the commits of its revisions; WORKTREE becomes a commit of its own.
+
+    Args:
+        gate: the gate.
+        output: the results folder, which is left out of that commit.
+
+    Raises:
+        UsageError: a revision does not exist, or the current folder is in no git repository.
+    """
+    commits = {}
+    for side in Side:
+        revision = gate.version(side).revision
+        if revision == WORKTREE:
+            try:
+                commits[side] = _commit_of_files(gate.cwd, output.absolute())
+            except subprocess.CalledProcessError as error:
+                raise UsageError(f"--{side} {WORKTREE}: {_last_line(error.stderr)}") from None
+        elif revision:
+            name = f"{revision}^{{commit}}"
+            try:
+                commits[side] = _git(gate.cwd, "rev-parse", "--verify", "--quiet", name)
+            except subprocess.CalledProcessError:
+                _top_of(gate.cwd)
+                raise UsageError(f"--{side} {revision}: git knows no such revision") from None
+    return replace(gate, commits=commits)
+
+
+def _commit_of_files(cwd: Path, output: Path) -> str:
+    """Commit the current files, ignored files apart, to no branch; the index stays as it is."""
+    top = _top_of(cwd)
+    with tempfile.TemporaryDirectory() as folder:
+        index = Path(_git(top, "rev-parse", "--path-format=absolute", "--git-path", "index"))
+        env = _IDENTITY | {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+        if index.exists():
+            # Git need not read files again that the index knows.
+            shutil.copy2(index, Path(folder, "index"))
+        but = [f":(exclude){output.relative_to(top)}"] if output.is_relative_to(top) else []
+        _git(top, "add", "--all", "--", ".", *but, env=env)
+        tree = _git(top, "write-tree", env=env)
+        message = "raybench ab: files that are not committed"
+        return _git(top, "commit-tree", tree, "-p", "HEAD", "-m", message, env=env)
+
+
+def _top_of(cwd: Path) -> Path:
+    try:
+        return Path(_git(cwd, "rev-parse", "--show-toplevel"))
+    except subprocess.CalledProcessError:
+        raise UsageError(
+            f"{cwd}: not in a git repository, so --old and --new name nothing"
+        ) from None
+
+
+def _git(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
+    """Run git in a folder, and return what it prints.
+
+    Raises:
+        CalledProcessError: git fails.
+        UsageError: there is no git.
+    """
+    try:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=folder,
+            env=os.environ | (env or {}),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except FileNotFoundError:
+        raise UsageError("--old and --new need git, which is not in the PATH") from None
+    return done.stdout.strip()
+
+
+def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
+    """Make the worktree of a side and run the set-up command, unless both were done before.
+
+    Args:
+        gate: with its commits.
+        side: the side.
+        folder: of the gate.
+
+    Raises:
+        SideError: git or the set-up command fails.
+    """
+    version, commit = gate.version(side), gate.commits.get(side)
+    env, job = os.environ | version.env, gate.job_of(side)
+    if commit is None:
+        python = _python_of(version.python, gate.cwd, gate.cwd)
+        return Checkout(folder=gate.cwd, job=job, python=python, env=env)
+    top = _top_of(gate.cwd)
+    worktree = folder / "worktrees" / side
+    inside = worktree / gate.cwd.resolve().relative_to(top)
+    # A script may be named relative to its job, so the job must lie in the worktree too.
+    if job.resolve().is_relative_to(top):
+        job = worktree / job.resolve().relative_to(top)
+    # Workers of Ray import raybench itself before they know the folder of the sweep.
+    paths = [str(inside), *filter(None, [env.get("PYTHONPATH", "")])]
+    env = env | {"PYTHONPATH": os.pathsep.join(paths)}
+    ready = folder / f"{side}.ready"
+    if not (ready.exists() and inside.is_dir()):
+        # An interrupt may have left half of a worktree, or of a build.
+        _remove_worktree(gate, side, folder)
+        try:
+            _git(gate.cwd, "worktree", "prune")
+            _git(gate.cwd, "worktree", "add", "--detach", str(worktree), commit)
+        except subprocess.CalledProcessError as error:
+            raise SideError(side, f"git worktree: {_last_line(error.stderr)}") from error
+        if not inside.is_dir():
+            where = inside.relative_to(worktree)
+            raise SideError(side, f"{version.revision} has no folder {where}")
+        if job.is_relative_to(worktree):
+            job.parent.mkdir(parents=True, exist_ok=True)
+            job.write_text(gate.job_texts[side])
+        _set_up(gate.settings.setup, side, inside, env, folder / "logs" / f"setup-{side}.log")
+        ready.touch()
+    python = _python_of(version.python, inside, gate.cwd)
+    return Checkout(folder=inside, job=job, python=python, env=env)
+
+
+def _set_up(command: str, side: Side, folder: Path, env: Mapping[str, str], log: Path) -> None:
+    """Run the set-up command in a worktree; its output goes to the log."""
+    if not command:
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT
+        )
+    if done.returncode:
+        said = _last_line(log.read_text(errors="replace"))
+        raise SideError(side, f"--setup ended with exit code {done.returncode}: {said}; see {log}")
+
+
+def _python_of(python: str, folder: Path, cwd: Path) -> str:
+    """Return the path of an interpreter; a relative path is looked for in both folders."""
+    if not python:
+        return sys.executable
+    if os.sep not in python:
+        return shutil.which(python) or python
+    for base in (folder, cwd):
+        # A link is kept: the interpreter of a virtual environment is one.
+        if (base / python).exists():
+            return str(base / python)
+    return python
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+def remove_worktrees(gate: Gate, folder: Path) -> None:
+    """Remove the worktrees of a gate."""
+    for side in gate.commits:
+        _remove_worktree(gate, side, folder)
+
+
+def _remove_worktree(gate: Gate, side: Side, folder: Path) -> None:
+    """Remove the worktree of a side, if there is one; what git cannot remove is deleted."""
+    (folder / f"{side}.ready").unlink(missing_ok=True)
+    worktree = folder / "worktrees" / side
+    words = ["git", "worktree", "remove", "--force", str(worktree)]
+    subprocess.run(words, cwd=gate.cwd, capture_output=True)
+    shutil.rmtree(worktree, ignore_errors=True)
+
+
+def files_from_elsewhere(checkout: Checkout, hashes: Mapping[str, str]) -> list[str]:
+    """Return the files of a workload that the sweep did not import from its worktree.
+
+    Args:
+        hashes: SHA-256 of each file by its name, such as `package/module.py`.
+    """
+    elsewhere = []
+    top = _top_of(checkout.folder)
+    for name, digest in hashes.items():
+        listed = _git(top, "ls-files", "-z", "--", f":(glob)**/{name}")
+        files = [top / path for path in listed.split("\0") if path]
+        there = {hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
+        if there and digest not in there:
+            elsewhere.append(name)
+    return elsewhere

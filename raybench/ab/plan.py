@@ -1,0 +1,216 @@
+"""What a gate compares, and how: its file in the folder of the gate, from which it is resumed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from raybench.errors import ResultsError, UsageError
+
+# Means the newest gate.
+LATEST = "latest"
+# Stands for the files of the current folder, with changes that are not committed.
+WORKTREE = "WORKTREE"
+# Folder of the gates in a results folder.
+_GATES = "ab"
+_FILE, _LOCK = "gate.json", ".driver"
+
+
+class Side(StrEnum):
+    """The two sides of a gate; tags of runs have the values."""
+
+    OLD = "old"
+    NEW = "new"
+
+    @property
+    def other(self) -> Side:
+        """The other side."""
+        return Side.NEW if self is Side.OLD else Side.OLD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """What one side measures."""
+
+    # A git revision, or WORKTREE; "" measures the current folder as it is.
+    revision: str = ""
+    # The job file; None: the job of the gate.
+    job: Path | None = None
+    # The interpreter; a relative path is looked for in the worktree first. "": this one.
+    python: str = ""
+    # Environment variables beside those of this process.
+    env: Mapping[str, str] = field(default_factory=dict)
+    # Texts of `--set`, after those of the gate.
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a gate measures both sides and decides."""
+
+    # The smallest change that counts; twice as much ends `same`.
+    threshold: float = 0.015
+    # No pair starts that would end later; None: all pairs are measured.
+    max_minutes: float | None = None
+    # Shell command that is run in each worktree before it is measured.
+    setup: str = ""
+    # Texts of `--set` for both sides.
+    overrides: tuple[str, ...] = ()
+    # As the options of `raybench sweep`.
+    address: str = "auto"
+    device: str = "auto"
+    devices_file: Path | None = None
+    wait_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A comparison of two versions, as it was started."""
+
+    gate_id: str
+    # Absolute.
+    job: Path
+    # The current folder when the gate was started.
+    cwd: Path
+    old: Version
+    new: Version
+    # Commits of the sides that have a revision.
+    commits: Mapping[Side, str] = field(default_factory=dict)
+    # The job file of each side, as it was at the start.
+    job_texts: Mapping[Side, str] = field(default_factory=dict)
+    settings: Settings
+    # Of the order within the pairs.
+    seed: int
+    started_at: datetime
+
+    def version(self, side: Side) -> Version:
+        """Return what a side measures."""
+        return self.old if side is Side.OLD else self.new
+
+    def job_of(self, side: Side) -> Path:
+        """Return the absolute path of the job file of a side."""
+        return self.cwd / (self.version(side).job or self.job)
+
+    def order(self, pair: int) -> tuple[Side, Side]:
+        """Return the sides of a pair in their order: random, and each order once in two pairs.
+
+        Args:
+            pair: counts from 1.
+        """
+        block, second = divmod(pair - 1, 2)
+        is_old_first = random.Random(f"{self.seed} {block}").random() < 0.5
+        first = Side.OLD if is_old_first != bool(second) else Side.NEW
+        return first, first.other
+
+
+_ADAPTER = TypeAdapter(Gate)
+
+
+def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
+    """Return a gate with a new id that starts now in the current folder; writes nothing.
+
+    Raises:
+        UsageError: a job file is missing, or --setup has no worktree to run in.
+    """
+    for path in filter(None, (job, old.job, new.job)):
+        if not path.is_file():
+            raise UsageError(f"{path}: no such job file; `raybench init` writes one")
+    if settings.setup and not (old.revision and new.revision):
+        raise UsageError(
+            f"--setup {settings.setup}: runs in the worktrees of two revisions; give --old and "
+            f"--new, of which one may be {WORKTREE}"
+        )
+    now = datetime.now(UTC)
+    texts = {Side.OLD: (old.job or job).read_text(), Side.NEW: (new.job or job).read_text()}
+    return Gate(
+        gate_id=f"{job.stem}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        job=job.absolute(),
+        cwd=Path.cwd(),
+        old=old,
+        new=new,
+        job_texts=texts,
+        settings=settings,
+        seed=secrets.randbits(31),
+        started_at=now,
+    )
+
+
+def folder_of(output: Path, gate: Gate) -> Path:
+    """Return the folder of a new gate in a results folder."""
+    return output.absolute() / _GATES / gate.gate_id
+
+
+def write_gate(folder: Path, gate: Gate) -> None:
+    """Write the file of a gate, and its folder.
+
+    Raises:
+        ResultsError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = folder / f".{_FILE}"
+        unfinished.write_bytes(_ADAPTER.dump_json(gate, indent=1))
+        unfinished.replace(folder / _FILE)
+    except OSError as error:
+        raise ResultsError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def read_gate(folder: Path) -> Gate:
+    """Return the gate of a folder.
+
+    Raises:
+        ResultsError: the folder holds no gate, or its file is damaged.
+    """
+    try:
+        return _ADAPTER.validate_json((folder / _FILE).read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "damaged"
+        raise ResultsError(f"{folder / _FILE}: cannot be read: {reason}") from error
+
+
+def find_gate(output: Path, name: str) -> Path:
+    """Return the folder of the gate that `name` means: an id, its beginning, a path or `latest`.
+
+    Raises:
+        ResultsError: no gate or several gates match.
+    """
+    if (Path(name) / _FILE).is_file():
+        return Path(name).absolute()
+    there = sorted((output / _GATES).glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime)
+    folders = [path.parent.absolute() for path in there]
+    if name == LATEST and folders:
+        return folders[-1]
+    matches = [folder for folder in folders if folder.name.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    what = f"{len(matches)} gates match" if matches else "no such gate"
+    names = ", ".join(folder.name for folder in folders[-5:])
+    there_are = f"; there are: {names}" if names else f"; {output / _GATES} has none"
+    raise ResultsError(f"--resume {name}: {what}{there_are}")
+
+
+@contextmanager
+def hold_gate(folder: Path) -> Iterator[None]:
+    """Hold a gate while it is measured.
+
+    Raises:
+        ResultsError: another process holds the gate.
+    """
+    with (folder / _LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ResultsError(
+                f"{folder}: another process (not {os.getpid()}) goes on with this gate"
+            ) from error
+        yield

@@ -1,0 +1,196 @@
+"""The starts of both sides as they are stored, and the points that they have in common."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raybench.ab.plan import Side
+from raybench.analysis.rounds import mean_of_rounds
+from raybench.analysis.rows import point_rows, setting_of, typed_rows, varying
+from raybench.conversion import MS_PER_S
+from raybench.records.device import Device
+from raybench.records.status import RunStatus, Status
+from raybench.results import reader
+from raybench.results.point_row import PointRow
+from raybench.results.tables import Run
+
+# Tags of the runs of a gate.
+SIDE_TAG, PAIR_TAG = "side", "pair"
+# A point that fails so often on a side is not measured again.
+MOST_FAILURES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A sweep of one side."""
+
+    side: Side
+    # Counts from 1.
+    pair: int
+    run: Run
+    # By point_id.
+    rows: Mapping[str, PointRow]
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the end, or since the last sign of life."""
+        end = self.run.finished_at or self.run.started_at
+        return (datetime.now(UTC) - end).total_seconds()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all its points have ended; otherwise `sweep --resume` goes on with the run."""
+        return self.run.status in (RunStatus.OK, RunStatus.FAILED)
+
+    @property
+    def is_running_here(self) -> bool:
+        """Whether a driver of this host still runs the sweep."""
+        return self.run.status is RunStatus.RUNNING and self.run.host == socket.gethostname()
+
+
+def read_starts(results: Path) -> list[Start]:
+    """Return the starts of a gate, the oldest first, also those that were interrupted."""
+    if not (results / "runs").is_dir():
+        return []
+    starts = []
+    for run in reader.read_runs(results):
+        if not {SIDE_TAG, PAIR_TAG} <= run.tags.keys():
+            continue
+        rows = mean_of_rounds(point_rows(reader.load_table(results, "points", run.run_id)))
+        start = Start(
+            side=Side(run.tags[SIDE_TAG]),
+            pair=int(run.tags[PAIR_TAG]),
+            run=run,
+            rows={row.point_id: row for row in rows},
+        )
+        starts.append(start)
+    return starts
+
+
+def devices_of(results: Path, start: Start) -> list[Device]:
+    """Return the devices on which a start ran."""
+    return typed_rows(reader.load_table(results, "devices", start.run.run_id), Device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedPoint:
+    """A point of both sides, or of one side alone."""
+
+    # Id on each side that has the point; settings that differ between the sides change it.
+    ids: Mapping[Side, str]
+    # A row with its settings, of the new side if it is there.
+    row: PointRow
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots, which cached_property needs
+class PairedStarts:
+    """The finished starts of a gate, in pairs."""
+
+    # The oldest first.
+    starts: Sequence[Start]
+
+    @cached_property
+    def by_pair(self) -> dict[int, dict[Side, Start]]:
+        """Pair -> its starts; of two starts of a side the newer one."""
+        pairs: dict[int, dict[Side, Start]] = {}
+        for start in self.starts:
+            pairs.setdefault(start.pair, {})[start.side] = start
+        return dict(sorted(pairs.items()))
+
+    @property
+    def complete(self) -> list[dict[Side, Start]]:
+        """The pairs that have both starts."""
+        return [pair for pair in self.by_pair.values() if len(pair) == len(Side)]
+
+    @cached_property
+    def points(self) -> list[PairedPoint]:
+        """The points of both sides, in the order of the job."""
+        rows = {side: self._rows_of(side) for side in Side}
+        keys: dict[Side, dict[object, str]]
+        if rows[Side.OLD].keys() & rows[Side.NEW].keys():
+            keys = {side: dict(zip(rows[side], rows[side], strict=True)) for side in Side}
+        else:
+            keys = _keys_by_settings(rows)
+        points = []
+        for key in dict.fromkeys((*keys[Side.NEW], *keys[Side.OLD])):
+            ids = {side: keys[side][key] for side in Side if key in keys[side]}
+            side = Side.NEW if Side.NEW in ids else Side.OLD
+            points.append(PairedPoint(ids=ids, row=rows[side][ids[side]]))
+        return points
+
+    def _rows_of(self, side: Side) -> dict[str, PointRow]:
+        """Return the first row of each point of a side."""
+        rows: dict[str, PointRow] = {}
+        for start in self.starts:
+            if start.side is side:
+                for point_id, row in start.rows.items():
+                    rows.setdefault(point_id, row)
+        return rows
+
+    @cached_property
+    def log_ratios(self) -> NDArray[np.float64]:
+        """Logarithms of new rate / old rate, points x pairs; NaN where a side is not ok."""
+        values = np.full((len(self.points), len(self.complete)), math.nan)
+        for number, point in enumerate(self.points):
+            for column, pair in enumerate(self.complete):
+                old, new = (pair[side].rows.get(point.ids.get(side, "")) for side in Side)
+                if old and new and _is_measured(old) and _is_measured(new):
+                    has_samples = bool(old.throughput and new.throughput)
+                    rates = [rate_of(row, has_samples) for row in (old, new)]
+                    values[number, column] = math.log(rates[1] / rates[0])
+        return values
+
+    def ended(self, point: PairedPoint, side: Side) -> list[PointRow]:
+        """Return the rows of a point on one side, in the order of the starts."""
+        point_id = point.ids.get(side, "")
+        starts = [start for start in self.starts if start.side is side]
+        return [start.rows[point_id] for start in starts if point_id in start.rows]
+
+    def measured(self, point: PairedPoint, side: Side) -> list[PointRow]:
+        """Return the ok rows of a point on one side."""
+        return [row for row in self.ended(point, side) if _is_measured(row)]
+
+    def failures(self, point: PairedPoint, side: Side) -> list[PointRow]:
+        """Return the rows of a point on one side that are not ok."""
+        return [row for row in self.ended(point, side) if not _is_measured(row)]
+
+    def can_be_measured(self, point: PairedPoint) -> bool:
+        """Return whether both sides have the point, and neither has failed too often."""
+        fewest = [len(self.failures(point, side)) < MOST_FAILURES for side in Side]
+        return len(point.ids) == len(Side) and all(fewest)
+
+
+def _is_measured(row: PointRow) -> bool:
+    return row.status is Status.OK and bool(row.step_ms_mean)
+
+
+def rate_of(row: PointRow, has_samples: bool) -> float:
+    """Return samples/s of an ok row, or its steps/s."""
+    if has_samples and row.throughput:
+        return row.throughput
+    return MS_PER_S / (row.step_ms_mean or math.nan)
+
+
+def _keys_by_settings(
+    rows: Mapping[Side, Mapping[str, PointRow]],
+) -> dict[Side, dict[object, str]]:
+    """Return key -> point_id for each side, where all ids differ because a setting of all does.
+
+    The key of a point is its values of the settings that vary within a side.
+    """
+    names = dict.fromkeys(name for side in Side for name in varying([*rows[side].values()]))
+    keys: dict[Side, dict[object, str]] = {}
+    for side in Side:
+        keys[side] = {}
+        for point_id, row in rows[side].items():
+            keys[side][tuple(str(setting_of(row, name)) for name in names)] = point_id
+    return keys

@@ -1,0 +1,274 @@
+"""What a gate found, as values; `raybench.report` has the words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from raybench.ab.decision import Decision, Decisions, decide
+from raybench.ab.plan import Gate, Side
+from raybench.ab.starts import PairedPoint, PairedStarts, Start, rate_of
+from raybench.records.doubts import Doubt, DoubtKind, Harm
+from raybench.results.point_row import PointRow
+
+
+class GateOutcome(StrEnum):
+    """What a gate says of a point, and of all points; the most urgent first."""
+
+    # The exit code of the command.
+    exit_code: int
+
+    SLOWER = "slower", 1
+    NOT_MEASURED = "not_measured", 5
+    UNDECIDED = "undecided", 5
+    FASTER = "faster", 0
+    SAME = "same", 0
+
+    def __new__(cls, value: str, exit_code: int) -> GateOutcome:
+        """Make a member; JSON holds its value."""
+        member = str.__new__(cls, value)
+        member._value_, member.exit_code = value, exit_code
+        return member
+
+
+class WhyOpen(StrEnum):
+    """Why a point is undecided or not measured."""
+
+    # The starts scatter too much for the last look.
+    CHANCE = "chance"
+    # Slower at a look, but not in the fresh pairs.
+    UNCONFIRMED = "unconfirmed"
+    # --max-minutes.
+    TIME = "time"
+    # A side could not be set up or started.
+    STOPPED = "stopped"
+    # The point fails on a side.
+    FAILED = "failed"
+    # Only one side has the point.
+    ONE_SIDED = "one_sided"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenReason:
+    """Why a point, or the whole gate, is undecided or not measured."""
+
+    kind: WhyOpen
+    # STOPPED, FAILED: the side that fails; ONE_SIDED: the side that has the point.
+    side: Side | None = None
+    # STOPPED, FAILED: the error.
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointVerdict:
+    """A point with its verdict. Rates and shares are None where they are unknown."""
+
+    # With the settings of the point.
+    row: PointRow
+    outcome: GateOutcome
+    why: OpenReason | None = None
+    # PairedStarts in which both sides are ok.
+    pairs: int
+    # "samples/s" or "steps/s".
+    unit: str
+    # Geometric means.
+    old_rate: float | None = None
+    new_rate: float | None = None
+    # Relative change of the rate, below 0 if slower, and its interval.
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    # The slowdown, above 0, that such starts find in about 95 % of cases.
+    detectable: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """Something that may have changed the times of some starts."""
+
+    # The worst doubt of this kind and subject, and the row that has the doubt.
+    doubt: Doubt
+    row: PointRow
+    # Number of starts in which any point has the doubt.
+    starts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateVerdict:
+    """The verdict of a gate, and what the machine did meanwhile."""
+
+    gate: Gate
+    # The folder of the gate, with the tables of all starts.
+    folder: Path
+    points: Sequence[PointVerdict]
+    # Complete pairs, and all starts.
+    pairs: int
+    starts: int
+    # Sum of all starts.
+    minutes: float
+    # Hosts of the devices.
+    hosts: int
+    # Why measuring ended before all points were decided.
+    stopped: OpenReason | None = None
+    disturbances: Sequence[Disturbance] = ()
+    # Largest relative difference between the SM clocks of a point in two starts; None: unknown.
+    clock_spread: float | None = None
+
+    @property
+    def outcome(self) -> GateOutcome:
+        """The most urgent outcome of a point; not measured without points."""
+        there = {point.outcome for point in self.points}
+        return next(
+            (outcome for outcome in GateOutcome if outcome in there), GateOutcome.NOT_MEASURED
+        )
+
+    @property
+    def exit_code(self) -> int:
+        """0: decided and not slower; 1: slower; 5: undecided or not measured."""
+        return self.outcome.exit_code
+
+    @property
+    def detectable(self) -> float | None:
+        """The slowdown that such starts find at every point in about 95 % of cases."""
+        shares = [point.detectable for point in self.points if point.detectable is not None]
+        return max(shares, default=None)
+
+
+_OUTCOMES = {
+    Decision.SLOWER: GateOutcome.SLOWER,
+    Decision.FASTER: GateOutcome.FASTER,
+    Decision.SAME: GateOutcome.SAME,
+}
+_WHY = {Decision.UNDECIDED: WhyOpen.CHANCE, Decision.UNCONFIRMED: WhyOpen.UNCONFIRMED}
+
+
+def decisions_of(pairs: PairedStarts, gate: Gate) -> Decisions:
+    """Return what is decided about the points after these pairs."""
+    return decide(pairs.log_ratios, gate.settings.threshold)
+
+
+def open_points(pairs: PairedStarts, decisions: Decisions) -> list[PairedPoint]:
+    """Return the points that need another pair."""
+    return [
+        point
+        for point, decision in zip(pairs.points, decisions.decision.tolist(), strict=True)
+        if decision == Decision.GO_ON and pairs.can_be_measured(point)
+    ]
+
+
+def verdict_of(
+    gate: Gate, folder: Path, pairs: PairedStarts, hosts: int, stopped: OpenReason | None = None
+) -> GateVerdict:
+    """Return the verdict after these pairs.
+
+    Args:
+        folder: of the gate.
+        hosts: how many hosts the devices have.
+        stopped: why open points are not measured again; None if no point is open.
+    """
+    decisions = decisions_of(pairs, gate)
+    points = [
+        _point_verdict(pairs, number, decisions, stopped) for number in range(len(pairs.points))
+    ]
+    return GateVerdict(
+        gate=gate,
+        folder=folder,
+        points=points,
+        pairs=len(pairs.complete),
+        starts=len(pairs.starts),
+        minutes=sum(map(_seconds, pairs.starts)) / 60,
+        hosts=hosts,
+        stopped=stopped,
+        disturbances=_disturbances(pairs.starts),
+        clock_spread=_clock_spread(pairs.starts),
+    )
+
+
+def _point_verdict(
+    pairs: PairedStarts, number: int, decisions: Decisions, stopped: OpenReason | None
+) -> PointVerdict:
+    """Return the verdict of the point at an index of `pairs.points`."""
+    point = pairs.points[number]
+    outcome, why = _outcome(pairs, point, Decision(decisions.decision[number]), stopped)
+    ok = {side: pairs.measured(point, side) for side in Side}
+    has_samples = all(row.throughput for side in Side for row in ok[side])
+    rates = {}
+    for side, rows in ok.items():
+        logs = [math.log(rate_of(row, has_samples)) for row in rows]
+        rates[side] = math.exp(np.mean(logs)) if logs else None
+    return PointVerdict(
+        row=point.row,
+        outcome=outcome,
+        why=why,
+        pairs=int(decisions.pairs[number]),
+        unit="samples/s" if has_samples else "steps/s",
+        old_rate=rates[Side.OLD],
+        new_rate=rates[Side.NEW],
+        change=_known(decisions.change[number]),
+        low=_known(decisions.low[number]),
+        high=_known(decisions.high[number]),
+        detectable=_known(decisions.detectable[number]),
+    )
+
+
+def _outcome(
+    pairs: PairedStarts, point: PairedPoint, decision: Decision, stopped: OpenReason | None
+) -> tuple[GateOutcome, OpenReason | None]:
+    """Return the outcome of a point, and why it is open."""
+    if decision in _OUTCOMES:
+        return _OUTCOMES[decision], None
+    if decision in _WHY:
+        return GateOutcome.UNDECIDED, OpenReason(kind=_WHY[decision])
+    if len(point.ids) < len(Side):
+        [side] = point.ids
+        return GateOutcome.NOT_MEASURED, OpenReason(kind=WhyOpen.ONE_SIDED, side=side)
+    if not pairs.can_be_measured(point):
+        side = max(Side, key=lambda side: len(pairs.failures(point, side)))
+        last = pairs.failures(point, side)[-1]
+        text = f"{last.status.label}: {last.error_message or 'no reason known'}"
+        return GateOutcome.NOT_MEASURED, OpenReason(kind=WhyOpen.FAILED, side=side, text=text)
+    stopped = stopped or OpenReason(kind=WhyOpen.CHANCE)
+    is_late = stopped.kind in (WhyOpen.TIME, WhyOpen.CHANCE)
+    return GateOutcome.UNDECIDED if is_late else GateOutcome.NOT_MEASURED, stopped
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _seconds(start: Start) -> float:
+    end = start.run.finished_at or start.run.started_at
+    return (end - start.run.started_at).total_seconds()
+
+
+def _disturbances(starts: Sequence[Start]) -> list[Disturbance]:
+    """Return what else ran on the machine, the most frequent first."""
+    # (kind, subject) -> its doubts with their rows, and the starts that have the doubt.
+    doubts: dict[tuple[DoubtKind, str], list[tuple[Doubt, PointRow]]] = {}
+    for start in starts:
+        for row in start.rows.values():
+            for doubt in row.doubts or ():
+                if doubt.kind.harm is Harm.DISTURBED:
+                    subject = "" if doubt.kind.is_one_for_all else doubt.subject
+                    doubts.setdefault((doubt.kind, subject), []).append((doubt, row))
+    disturbances = []
+    for members in doubts.values():
+        worst, row = max(members, key=lambda member: member[0].excess)
+        count = len({of_point.run_id for _, of_point in members})
+        disturbances.append(Disturbance(doubt=worst, row=row, starts=count))
+    return sorted(disturbances, key=lambda disturbance: -disturbance.starts)
+
+
+def _clock_spread(starts: Sequence[Start]) -> float | None:
+    """Return the largest relative difference of the SM clocks of a point between starts."""
+    clocks: dict[str, list[float]] = {}
+    for start in starts:
+        for point_id, row in start.rows.items():
+            if row.sm_clock_mhz_p50:
+                clocks.setdefault(point_id, []).append(row.sm_clock_mhz_p50)
+    return max((max(mhz) / min(mhz) - 1 for mhz in clocks.values()), default=None)

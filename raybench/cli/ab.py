@@ -1,0 +1,249 @@
+"""`raybench ab`: measure two versions in turns until each point is decided."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from raybench.cli.shared import (
+    address_option,
+    check_outlives_job,
+    device_option,
+    devices_option,
+    format_options,
+    make_console,
+    output_option,
+    overrides_option,
+    say,
+    threshold_option,
+    write_document,
+    write_file,
+)
+from raybench.errors import UsageError
+from raybench.report.formatting import command
+
+if TYPE_CHECKING:
+    from raybench.ab.plan import Settings, Version
+    from raybench.ab.verdict import GateVerdict
+
+_INTERRUPTED = 130
+# With --resume a gate has its own settings.
+_WITH_RESUME = ("resumed", "output", "max_minutes", "kind", "as_json")
+
+
+def _read_variables(
+    _: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str]:
+    variables = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UsageError(f"{option.opts[0]} {text}: expected NAME=VALUE")
+        variables[name] = value
+    return variables
+
+
+def _side_options(function: Any) -> Any:
+    """Add the options of each side."""
+    for side, other in (("new", "old"), ("old", "new")):
+        for option in (
+            click.option(
+                f"--{side}",
+                metavar="REV",
+                default="",
+                help=f"The {side} git revision; WORKTREE is the files as they are now. It has a "
+                f"worktree of its own. Where only --{other} is given, this side is WORKTREE.",
+            ),
+            click.option(
+                f"--{side}-python",
+                metavar="PYTHON",
+                default="",
+                help=f"The interpreter of the {side} side, in place of --python.",
+            ),
+            click.option(
+                f"--{side}-env",
+                multiple=True,
+                callback=_read_variables,
+                metavar="NAME=VALUE",
+                help=f"An environment variable of the {side} side; may be repeated.",
+            ),
+            click.option(
+                f"--{side}-set",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help=f"Override a job setting on the {side} side; may be repeated.",
+            ),
+        ):
+            function = option(function)
+    return function
+
+
+@click.command("ab")
+@click.argument("job", required=False, type=click.Path(path_type=Path))
+@_side_options
+@click.option(
+    "--old-job",
+    metavar="JOB",
+    type=click.Path(path_type=Path),
+    help="Another job for the old side.",
+)
+@click.option(
+    "--python",
+    metavar="PYTHON",
+    default="",
+    help="The interpreter of both sides, such as .venv/bin/python that --setup makes; a relative "
+    "path is looked for in the worktree first. Without it: this one.",
+)
+@click.option(
+    "--setup",
+    metavar="CMD",
+    default="",
+    help="Shell command to run in each worktree before it is measured, such as a build.",
+)
+@overrides_option
+@threshold_option(
+    help="Changes of samples/s (steps/s where a step has no samples) up to this are none; twice as "
+    "much is the limit of `same`."
+)
+@click.option(
+    "--max-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Start no pair that would end later; points without a verdict are then undecided.",
+)
+@address_option(help="The Ray cluster, as for `raybench sweep`.")
+@device_option(help="The devices to measure, as for `raybench sweep`.")
+@devices_option
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0, max=1_000_000),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for devices that other sweeps use.",
+)
+@output_option
+@click.option(
+    "--resume",
+    "resumed",
+    metavar="GATE",
+    help="Go on with a gate of the output folder: its id or its folder, or latest.",
+)
+@format_options(
+    ["terminal", "md", "html", "json"],
+    "What to print. The folder of the gate gets report.md, report.html and verdict.json anyway.",
+)
+@click.pass_context
+def ab_command(ctx: click.Context, /, **given: Any) -> None:
+    """Measure two versions in turns, in pairs of fresh starts, until each point is decided.
+
+    \b
+    raybench ab ci.yaml --old main --new WORKTREE
+    raybench ab ci.yaml --old v1.2 --new HEAD --setup 'make build' --max-minutes 30
+    raybench ab ci.yaml --new-env NCCL_ALGO=Tree
+    raybench ab ci.yaml --new-set workload.compile=true
+    raybench ab ci.yaml --old HEAD --new HEAD     (what this machine can tell)
+    raybench ab --resume latest
+
+    JOB is read from here for both sides. After 3, 4, 5, 6, 8, 10 and 12 pairs a point is slower or
+    faster where the interval of its change excludes 0 and the change is at least --threshold, and
+    the same where the interval lies within twice --threshold; other points are measured again. A
+    slower point must be slower again in 3 fresh pairs.
+
+    Exit code: 0 all points are decided and none is slower, 1 a point is slower, 2 a bad command,
+    5 a point is undecided or not measured, 130 interrupted (--resume goes on).
+    """
+    from raybench.ab.gate import ab, resume_ab
+    from raybench.report.words.ab import progress
+
+    console = make_console()
+
+    def listener(event: Any) -> None:
+        say(console, progress(event))
+
+    check_outlives_job(given["output"])
+    # A shell lets commands in the background ignore SIGINT.
+    usual = {
+        n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        if given["resumed"] is not None:
+            _check_resume(ctx)
+            verdict = resume_ab(
+                given["resumed"],
+                output=given["output"],
+                max_minutes=given["max_minutes"],
+                listener=listener,
+            )
+        else:
+            if given["job"] is None:
+                raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
+            verdict = ab(
+                given["job"],
+                _version(given, "old"),
+                _version(given, "new"),
+                _settings(given),
+                output=given["output"],
+                listener=listener,
+            )
+    except KeyboardInterrupt:
+        name = given["resumed"] or "latest"
+        output = [] if given["output"] == Path("results") else ["-o", str(given["output"])]
+        say(console, f"interrupted; go on with: {command('ab', '--resume', name, *output)}")
+        ctx.exit(_INTERRUPTED)
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+    _write(verdict, given["kind"])
+    ctx.exit(verdict.exit_code)
+
+
+def _check_resume(ctx: click.Context) -> None:
+    """Raise UsageError for an option that would change a gate."""
+    for name in ctx.params:
+        source = ctx.get_parameter_source(name)
+        if name not in _WITH_RESUME and source is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(f"--resume: the gate has its own settings; leave out {name}")
+
+
+def _version(given: dict[str, Any], side: str) -> Version:
+    from raybench.ab.plan import Version
+
+    return Version(
+        revision=given[side],
+        job=given["old_job"] if side == "old" else None,
+        python=given[f"{side}_python"] or given["python"],
+        env=given[f"{side}_env"],
+        overrides=given[f"{side}_set"],
+    )
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    from raybench.ab.plan import Settings
+
+    names = ("threshold", "max_minutes", "setup", "overrides", "address", "device", "wait_s")
+    return Settings(**{name: given[name] for name in names}, devices_file=given["devices_file"])
+
+
+def _write(verdict: GateVerdict, kind: str) -> None:
+    """Print the verdict, and write it in each format into the folder of the gate."""
+    from raybench.report.documents import format_document
+    from raybench.report.gate_report import GateReport
+    from raybench.report.page import format_gate
+
+    report = GateReport(verdict=verdict)
+
+    def make_page() -> str:
+        return format_gate(report)
+
+    write_document(report, kind, make_page=make_page)
+    folder = verdict.folder
+    for name, text in (
+        ("verdict.json", format_document(report, "json")),
+        ("report.md", format_document(report, "md")),
+        ("report.html", make_page()),
+    ):
+        write_file(folder / name, text.encode())

@@ -1,0 +1,216 @@
+"""`raybench ab` with sweeps that write rows without measuring: git, resuming, exit codes, texts."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_sweeps import fake_sweep
+
+from raybench.ab.plan import hold_gate
+
+IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost")
+
+
+def git(folder, *words):
+    done = subprocess.run(["git", *IDENTITY, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def write_steps(folder, **steps):
+    (folder / "steps.json").write_text(json.dumps(steps))
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A repository with three points, as the current folder."""
+    monkeypatch.setattr("raybench.ab.gate.run_sweep", fake_sweep)
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "-q", "-b", "main")
+    (folder / "ci.yaml").write_text("version: 1\nname: ci\n")
+    (folder / ".gitignore").write_text("results\n")
+    write_steps(folder, a=10.0, b=20.0, c=30.0)
+    git(folder, "add", "--all")
+    git(folder, "commit", "-q", "-m", "first")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def ab(command):
+    """Run `raybench ab ci.yaml WORDS`, with fake sweeps."""
+
+    def run(*words, job=("ci.yaml",)):
+        return command("ab", *job, *words, results=None)
+
+    return run
+
+
+def starts(folder):
+    """The working folder and the words of each sweep."""
+    [path] = folder.glob("results/ab/*/starts.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def sides(folder):
+    tags = [
+        [word for word in words if "=" in word and word[:4] in ("side", "pair")]
+        for words in starts(folder)
+    ]
+    return [dict(tag.split("=") for tag in of_start) for of_start in tags]
+
+
+def test_same_revision_is_the_same(ab, repository):
+    answer = ab("--old", "HEAD", "--new", "HEAD", "--json")
+    assert answer.code == 0, answer
+    verdict = json.loads(answer.out)
+    assert verdict["verdict"] == "same"
+    assert [point["pairs"] for point in verdict["points"]] == [3, 3, 3]
+    assert (
+        verdict["commits"]["old"]
+        == verdict["commits"]["new"]
+        == git(repository, "rev-parse", "HEAD")
+    )
+    assert git(repository, "worktree", "list").count("\n") == 0
+
+
+def test_uncommitted_slowdown_is_slower(ab, repository):
+    write_steps(repository, a=10.0, b=23.0, c=30.0)
+    (repository / "untracked").touch()
+    answer = ab("--old", "main")
+    assert answer.code == 1, answer
+    assert re.search(r"1 of 3 points is slower, the worst by 1[23]\.\d % \(", answer.out)
+    folders = {start[0] for start in starts(repository)}
+    assert {Path(folder).name for folder in folders} == {"old", "new"}
+    assert git(repository, "status", "--short") == "M steps.json\n?? untracked"
+
+
+def test_only_open_points_are_measured_again(ab, repository):
+    write_steps(repository, a=10.0, b=23.0, c=30.0)
+    assert ab("--old", "main").code == 1
+    filters = [
+        words[words.index("--filter") + 1] if "--filter" in words else ""
+        for words in starts(repository)
+    ]
+    assert filters == [""] * 6 + ["point_id in ('b',)"] * 6
+
+
+def test_pairs_have_both_sides_in_balanced_order(ab, repository):
+    write_steps(repository, a=10.0, b=23.0, c=30.0)
+    assert ab("--old", "main").code == 1
+    order = [(start["pair"], start["side"]) for start in sides(repository)]
+    pairs = [order[index : index + 2] for index in range(0, 12, 2)]
+    assert [{pair for pair, _ in starts_} for starts_ in pairs] == [{str(n)} for n in range(1, 7)]
+    firsts = [starts_[0][1] for starts_ in pairs]
+    assert [set(firsts[index : index + 2]) for index in (0, 2, 4)] == [{"old", "new"}] * 3
+
+
+def test_later_starts_use_the_devices_of_the_first(ab, repository):
+    assert ab("--old", "HEAD", "--new", "HEAD").code == 0
+    first, *later = starts(repository)
+    assert "--devices" not in first
+    assert all("--devices" in words for words in later)
+
+
+def test_settings_of_the_sides_reach_the_sweeps(ab, repository):
+    answer = ab("--new-env", "FAKE_SLOWER=0.9", "--set", "x.y=1", "--new-set", "x.z=2", "--json")
+    assert (answer.code, json.loads(answer.out)["verdict"]) == (0, "faster")
+    for words, tags in zip(starts(repository), sides(repository), strict=True):
+        assert words[0] == str(repository)
+        assert "x.y=1" in words
+        assert ("x.z=2" in words) == (tags["side"] == "new")
+
+
+def test_failing_point_is_not_measured(ab, repository):
+    write_steps(repository, a=10.0, b="CUDA error", c=30.0)
+    answer = ab("--old", "main")
+    assert answer.code == 5, answer
+    assert "1 is not measured" in answer.out
+    assert "it fails on NEW: error: CUDA error" in answer.out
+    filters = [
+        words[words.index("--filter") + 1] for words in starts(repository) if "--filter" in words
+    ]
+    assert filters == ["point_id in ('a', 'c',)"] * 2
+
+
+def test_point_of_one_side_is_not_measured(ab, repository):
+    write_steps(repository, a=10.0, b=20.0, c=30.0, d=40.0)
+    answer = ab("--old", "main", "--json")
+    assert answer.code == 5
+    [point] = [point for point in json.loads(answer.out)["points"] if point["why"]]
+    assert (point["point_id"], point["why"]["kind"]) == ("d", "one_sided")
+
+
+def test_failed_set_up_measures_nothing_and_resumes(ab, repository):
+    answer = ab(
+        "--old", "HEAD", "--setup", "test -e $PWD/../../../../ready || { echo no compiler; false; }"
+    )
+    assert answer.code == 5, answer
+    assert "OLD cannot be measured: --setup ended with exit code 1: no compiler" in answer.out
+    assert "Go on with: " in answer.out
+    assert list(repository.glob("results/ab/*/starts.jsonl")) == []
+    (repository / "results" / "ready").touch()
+    assert ab("--resume", "latest", job=()).code == 0
+
+
+def test_broken_sweep_keeps_earlier_pairs(ab, repository):
+    (repository / "broken").touch()
+    answer = ab("--new-env", "FAKE_SLOWER=1", "--json")
+    assert answer.code == 5
+    stopped = json.loads(answer.out)["stopped"]["text"]
+    assert "the sweep ended with exit code 3: address: no cluster there" in stopped
+    (repository / "broken").unlink()
+    assert ab("--resume", "latest", job=()).code == 0
+
+
+def test_time_limit_leaves_points_undecided(ab, repository):
+    answer = ab("--old", "HEAD", "--new", "HEAD", "--max-minutes", "0.001", "--json")
+    assert answer.code == 5
+    verdict = json.loads(answer.out)
+    assert (verdict["verdict"], verdict["pairs"]) == ("undecided", 1)
+    assert {point["why"]["kind"] for point in verdict["points"]} == {"time"}
+    resumed = ab("--resume", verdict["gate_id"], "--max-minutes", "10", "--json", job=())
+    assert (resumed.code, json.loads(resumed.out)["pairs"]) == (0, 3)
+
+
+def test_gate_folder_has_all_formats(ab, repository):
+    write_steps(repository, a=10.0, b=23.0, c=30.0)
+    assert ab("--old", "main").code == 1
+    [folder] = repository.glob("results/ab/*")
+    assert json.loads((folder / "verdict.json").read_text())["exit_code"] == 1
+    assert "> **1 of 3 points is slower" in (folder / "report.md").read_text()
+    assert "<svg" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--old", "no-such"), "--old no-such: git knows no such revision"),
+        (("--setup", "make"), "--setup make: runs in the worktrees of two revisions"),
+        (("--old-job", "other.yaml"), "other.yaml: no such job file"),
+        (("--new-env", "A"), "--new-env A: expected NAME=VALUE"),
+        (("--resume", "ci"), "--resume: the gate has its own settings; leave out job"),
+    ],
+)
+def test_wrong_options_are_refused(words, told, ab, repository):
+    assert told in ab(*words).refusal
+
+
+def test_revision_needs_a_repository(ab, tmp_path, monkeypatch):
+    (tmp_path / "ci.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "not in a git repository" in ab("--old", "HEAD").refusal
+
+
+def test_missing_gate_is_one_line(ab, repository):
+    assert "results/ab has none" in ab("--resume", "latest", job=()).refusal
+
+
+def test_gate_is_held_by_one_process(ab, repository):
+    assert ab("--old", "HEAD", "--new", "HEAD").code == 0
+    [folder] = repository.glob("results/ab/*")
+    with hold_gate(folder):
+        assert "another process" in ab("--resume", "latest", job=()).refusal
