@@ -177,7 +177,8 @@ class _Runner:
         while True:
             starts = self._ended_starts()
             pairs = PairedStarts(starts=[start for start in starts if start.is_finished])
-            todo = open_points(pairs, decisions_of(pairs, self._gate))
+            # Before the first pair is complete, it is unknown which points both sides have.
+            todo = open_points(pairs, decisions_of(pairs, self._gate)) if pairs.complete else []
             verdict = self._verdict(pairs)
             if pairs.complete:
                 self._tell(Looked(verdict=verdict, open=len(todo)))
@@ -222,7 +223,8 @@ class _Runner:
         for side in self._gate.order(max(last, 1)):
             start = of_last.get(side)
             if start is None or not start.is_finished:
-                self._measure(side, max(last, 1), todo, len(todo) < len(pairs.points), start)
+                is_part = 0 < len(todo) < len(pairs.points)
+                self._measure(side, max(last, 1), todo, is_part, start)
 
     def _measure(
         self,

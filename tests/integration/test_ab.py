@@ -14,7 +14,9 @@ import time
 
 
 class Paced:
-    def __init__(self, context, ms: float = 20.0):
+    takes_batch_size = False
+
+    def __init__(self, context, *, ms: float = 20.0):
         self.ms = ms
 
     def step(self):
@@ -62,9 +64,11 @@ def words(address, *more):
     return ["ab", "job.yaml", "--device", "cpu", "--address", address, "--threshold", "10%", *more]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_slowdown_and_failure_of_new_code_are_found(repository, address):
     (repository / "paced.py").write_text(CHANGED)
-    done = raybench(*words(address, "--old", "HEAD", "--json"), cwd=repository)
+    done = raybench(*words(address, "--old", "HEAD", "--json"), cwd=repository, timeout_s=800)
     assert done.returncode == 1, done.stderr
     verdict = json.loads(done.stdout)
     points = {point["settings"]["ms"]: point for point in verdict["points"]}
@@ -89,7 +93,7 @@ def test_gate_goes_on_after_its_process_ended(number, repository, address):
     # The first start has measured a point, and goes on.
     wait_for(lambda: list(repository.glob("results/ab/*/points/*/[!.]*.parquet")), within_s=120)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=120)
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "interrupted; go on with: " in said

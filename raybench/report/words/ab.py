@@ -30,7 +30,7 @@ OUTCOME_WORDS = {
 }
 _PREDICATES = OUTCOME_WORDS | {GateOutcome.SAME: "the same"}
 DETECTABLE = "the slowdown of this point that such starts find in about 95 % of cases"
-_ERROR_CHARS = 200
+_ERROR_CHARS = 400
 # A larger spread of the clocks is worth a sentence.
 _CLOCK_SPREAD = 0.02
 

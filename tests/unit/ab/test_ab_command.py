@@ -156,8 +156,9 @@ def test_failed_set_up_measures_nothing_and_resumes(ab, repository):
     assert ab("--resume", "latest", job=()).code == 0
 
 
-def test_broken_sweep_keeps_earlier_pairs(ab, repository):
-    (repository / "broken").touch()
+@pytest.mark.parametrize("broken", ["old", "new", "old new"])
+def test_broken_sweep_is_not_measured_and_resumes(broken, ab, repository):
+    (repository / "broken").write_text(broken)
     answer = ab("--new-env", "FAKE_SLOWER=1", "--json")
     assert answer.code == 5
     stopped = json.loads(answer.out)["stopped"]["text"]
