@@ -9,8 +9,8 @@ logarithm of the scatter over the points of a job.
 false red: share of the jobs without any change in which a point is slower. unconfirmed: the same
 before the three fresh pairs. false green: share of the points that are slower by 3 %, all alone in
 their job, and called the same. found: share of these points that are called slower. pairs: mean
-number of pairs, for a changed point up to the fresh pairs. detectable: its median over the points
-that did not change; found there: share found of a single point slower by as much.
+number of pairs, for a changed point up to the fresh pairs. detectable: its median; found there:
+share found of points that are slower by what the decision calls detectable in the same pairs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def cell(jobs: int, points: int, scatter: float, unevenness: float) -> dict[str,
         log_ratios = draw(rng, (size, points), scatter, unevenness)
         unchanged = decide(log_ratios)
         changed = decide(slowed(log_ratios, CHANGE))
-        detectable = float(np.median(unchanged.detectable))
+        at_limit = decide(slowed(log_ratios, unchanged.detectable[:, :1]))
         shares.append(
             {
                 "false red": _any(unchanged, Decision.SLOWER),
@@ -62,8 +62,8 @@ def cell(jobs: int, points: int, scatter: float, unevenness: float) -> dict[str,
                 "found": _of_first(changed, Decision.SLOWER),
                 "false green": _of_first(changed, Decision.SAME),
                 "pairs of found": _pairs_of_first(changed),
-                "detectable": detectable,
-                "found there": _of_first(decide(slowed(log_ratios, detectable)), Decision.SLOWER),
+                "detectable": float(np.median(unchanged.detectable)),
+                "found there": _of_first(at_limit, Decision.SLOWER),
             }
         )
     means = pd.DataFrame(shares).mul(sizes, axis=0).sum() / jobs
@@ -81,10 +81,12 @@ def draw(
     return math.sqrt(2) * sd * rng.standard_normal((*shape, LOOKS[-1] + CONFIRMING_PAIRS))
 
 
-def slowed(log_ratios: NDArray[np.float64], change: float) -> NDArray[np.float64]:
+def slowed(
+    log_ratios: NDArray[np.float64], change: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the jobs with the first point slower by a share of its rate."""
     result = log_ratios.copy()
-    result[:, 0] += math.log1p(-change)
+    result[:, 0] += np.log1p(-np.asarray(change))
     return result
 
 

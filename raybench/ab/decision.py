@@ -36,8 +36,8 @@ _LEAST_SD = 1e-6
 _BORROWED = np.linspace(4.0, 0.2, 100)
 # Variance of the logarithm of a variance, by its degrees of freedom.
 _TRIGAMMA = polygamma(1, np.maximum(np.arange(LOOKS[-1] + CONFIRMING_PAIRS), 1) / 2)
-# Share of the changes of size `detectable` that each of the two tests of a slowdown finds.
-_FOUND = 0.975
+# Share of slowdowns of size `detectable` that each of the two tests finds.
+_FOUND = 0.95
 
 Floats = NDArray[np.float64]
 

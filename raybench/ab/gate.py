@@ -188,12 +188,16 @@ class _Runner:
             if pair_s and elapsed_s + pair_s > limit_s:
                 return self._verdict(pairs, OpenReason(kind=WhyOpen.TIME))
             try:
+                # Both before any start: a build that fails costs no measuring.
+                for side in Side:
+                    self._checkout(side)
+                pair_began_s = time.monotonic()
                 self._measure_pair(starts, pairs, todo)
             except SideError as error:
                 pairs = PairedStarts(starts=[s for s in read_starts(self._folder) if s.is_finished])
                 reason = OpenReason(kind=WhyOpen.STOPPED, side=error.side, text=error.reason)
                 return self._verdict(pairs, reason)
-            pair_s = time.monotonic() - began_s - elapsed_s
+            pair_s = time.monotonic() - pair_began_s
 
     def _ended_starts(self) -> list[Start]:
         """Return all starts; wait for a start that a killed gate has left running."""
@@ -217,9 +221,6 @@ class _Runner:
         is_complete = len(pairs.by_pair.get(last, {})) == len(Side)
         if is_complete or any(start.age_s > _FRESH_S for start in of_last.values()):
             last, of_last = last + 1, {}
-        for side in Side:
-            # Both before any start: a build that fails costs no measuring.
-            self._checkout(side)
         for side in self._gate.order(max(last, 1)):
             start = of_last.get(side)
             if start is None or not start.is_finished:

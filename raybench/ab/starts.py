@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from raybench.ab.plan import Side
 from raybench.analysis.rounds import mean_of_rounds
-from raybench.analysis.rows import point_rows, setting_of, typed_rows, varying
+from raybench.analysis.rows import (
+    ScaledRow,
+    batch_column,
+    point_rows,
+    setting_of,
+    typed_rows,
+    varying,
+)
 from raybench.conversion import MS_PER_S
 from raybench.records.device import Device
 from raybench.records.status import RunStatus, Status
@@ -88,7 +95,7 @@ class PairedPoint:
     # Id on each side that has the point; settings that differ between the sides change it.
     ids: Mapping[Side, str]
     # A row with its settings, of the new side if it is there.
-    row: PointRow
+    row: ScaledRow
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots, which cached_property needs
@@ -124,7 +131,7 @@ class PairedStarts:
         for key in dict.fromkeys((*keys[Side.NEW], *keys[Side.OLD])):
             ids = {side: keys[side][key] for side in Side if key in keys[side]}
             side = Side.NEW if Side.NEW in ids else Side.OLD
-            points.append(PairedPoint(ids=ids, row=rows[side][ids[side]]))
+            points.append(PairedPoint(ids=ids, row=_with_batch(rows[side][ids[side]])))
         return points
 
     def _rows_of(self, side: Side) -> dict[str, PointRow]:
@@ -167,6 +174,12 @@ class PairedStarts:
         """Return whether both sides have the point, and neither has failed too often."""
         fewest = [len(self.failures(point, side)) < MOST_FAILURES for side in Side]
         return len(point.ids) == len(Side) and all(fewest)
+
+
+def _with_batch(row: PointRow) -> ScaledRow:
+    """Return the row with the batch size that the job fixed, as reports name it."""
+    values = {field.name: getattr(row, field.name) for field in fields(PointRow)}
+    return ScaledRow(**values, batch=getattr(row, batch_column(row) or "", None))
 
 
 def _is_measured(row: PointRow) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from raybench.ab.decision import Decision, Decisions, decide
 from raybench.ab.plan import Gate, Side
 from raybench.ab.starts import PairedPoint, PairedStarts, Start, rate_of
+from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind, Harm
 from raybench.results.point_row import PointRow
 
@@ -69,7 +70,7 @@ class PointVerdict:
     """A point with its verdict. Rates and shares are None where they are unknown."""
 
     # With the settings of the point.
-    row: PointRow
+    row: ScaledRow
     outcome: GateOutcome
     why: OpenReason | None = None
     # PairedStarts in which both sides are ok.

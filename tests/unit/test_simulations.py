@@ -22,6 +22,7 @@ def test_every_script_can_be_imported(path):
         ("stragglers", ("--points", "1", "--jobs", "1"), ("clean", "host", "device", "wrong")),
         ("references", ("--ranges", "5"), ("held", "half")),
         ("gate", ("--only", "noisy", "--comparisons", "1"), ("noisy", "false")),
+        ("ab", ("--jobs", "3"), ("scatter", "found")),
     ],
 )
 def test_a_simulation_prints_its_table(name, options, columns):

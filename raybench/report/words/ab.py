@@ -86,13 +86,8 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
     else:
         first = f"No point of {len(points)} is slower."
     others = []
-    for outcome in (
-        GateOutcome.FASTER,
-        GateOutcome.SAME,
-        GateOutcome.UNDECIDED,
-        GateOutcome.NOT_MEASURED,
-    ):
-        if counts[outcome] and len(points) > 1:
+    for outcome in GateOutcome:
+        if counts[outcome] and outcome is not GateOutcome.SLOWER and len(points) > 1:
             verb = "is" if counts[outcome] == 1 else "are"
             others.append(f"{counts[outcome]} {verb} {_PREDICATES[outcome]}")
     return [first, *([f"{'; '.join(others)}."] if others else [])]
