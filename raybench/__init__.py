@@ -1,7 +1,7 @@
 """raybench: multi-node GPU benchmark sweeps on Ray.
 
-`sweep` runs a job and returns its run, `open_run` an earlier one, and `measure` times a function:
-docs/how-to/python.md explains them. Here a run that is committed in the checkout:
+`sweep` runs a job and returns its run, `open_run` an earlier one, `measure` times a function, and
+`ab` measures two versions in turns: docs/how-to/python.md explains them. Here a run that is committed in the checkout:
 
 >>> import raybench
 >>> run = raybench.open_run("ddp_scaling-20261122", "results/examples")
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench import errors
+    from raybench.ab.gate import ab
     from raybench.analysis.frames import load, units
     from raybench.api.run_comparison import RunComparison
     from raybench.api.run_result import Picture, RunResult, open_run
@@ -51,6 +52,7 @@ __all__ = [
     "Workload",
     "WrongResultError",
     "__version__",
+    "ab",
     "errors",
     "load",
     "measure",
@@ -61,6 +63,7 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
+    "raybench.ab.gate": ("ab",),
     "raybench.api.run_comparison": ("RunComparison",),
     "raybench.api.run_result": ("Picture", "RunResult", "open_run"),
     "raybench.api.step_timing": ("StepTiming", "measure"),
@@ -72,9 +75,9 @@ _HOMES = {
     "pydantic": ("Field", "NonNegativeInt", "PositiveFloat", "PositiveInt"),
 }
 
-# Two rooms have the names of functions. Python binds the name of a module here when it is first
+# Three rooms have the names of functions. Python binds the name of a module here when it is first
 # imported; import these now and unbind them, so that `__getattr__` answers from now on.
-for _room in ("measure", "sweep"):
+for _room in ("ab", "measure", "sweep"):
     import_module(f"{__name__}.{_room}")
     globals().pop(_room, None)
 

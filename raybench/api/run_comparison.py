@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from raybench.api.sides import Side, check_apart, compare_sides
+from raybench.api.sides import ComparedSide, check_apart, compare_sides
 from raybench.api.stored_runs import load_health
 from raybench.errors import UsageError
 from raybench.job.problems import quote
@@ -30,7 +30,7 @@ def check_format(format: str) -> None:
         raise UsageError(f"format: must be one of {known}, given {quote(format)}")
 
 
-def compare_runs(base: Side, new: Side, threshold: float) -> RunComparison:
+def compare_runs(base: ComparedSide, new: ComparedSide, threshold: float) -> RunComparison:
     """Compare two sides of runs.
 
     Raises:

@@ -15,7 +15,7 @@ from raybench.api.run_comparison import (
     check_format,
     compare_runs,
 )
-from raybench.api.sides import Side, find_side, side_of
+from raybench.api.sides import ComparedSide, find_side, side_of
 from raybench.api.stored_runs import StoredRun
 from raybench.errors import UsageError
 from raybench.job.problems import quote
@@ -210,7 +210,7 @@ class RunResult:
             return ""
 
 
-def _side(runs: RunResult | str | Sequence[RunResult | str], results: Path) -> Side:
+def _side(runs: RunResult | str | Sequence[RunResult | str], results: Path) -> ComparedSide:
     """Return the side of one run or of several runs; `results` has those given by name."""
     if isinstance(runs, str):
         return find_side(results, runs)

@@ -22,7 +22,7 @@ _MOST_TAGGED = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class ComparedSide:
     """BASE or NEW."""
 
     newest: StoredRun
@@ -46,7 +46,7 @@ class Side:
         return {(run.root.resolve(), run.run_id) for run in self.runs}
 
 
-def find_side(results: Path, text: str) -> Side:
+def find_side(results: Path, text: str) -> ComparedSide:
     """Find the runs that `text` names: a RUN of `report`, several with commas, or a NAME=VALUE tag.
 
     Raises:
@@ -54,16 +54,16 @@ def find_side(results: Path, text: str) -> Side:
     """
     # Path.exists would raise for a name that no file can have.
     if os.path.exists(text):  # noqa: PTH110
-        return Side(newest=find_stored(results, text), words=text)
+        return ComparedSide(newest=find_stored(results, text), words=text)
     if "=" in text:
         return _runs_with_tag(results, text)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) < 2:
-        return Side(newest=find_stored(results, text), words=text)
+        return ComparedSide(newest=find_stored(results, text), words=text)
     return side_of([find_stored(results, name) for name in names], text)
 
 
-def side_of(runs: Sequence[StoredRun], words: str = "") -> Side:
+def side_of(runs: Sequence[StoredRun], words: str = "") -> ComparedSide:
     """Return the side of these runs, each once.
 
     Args:
@@ -72,10 +72,10 @@ def side_of(runs: Sequence[StoredRun], words: str = "") -> Side:
     """
     by_id = {run.run_id: run for run in runs}
     *others, newest = sorted(by_id.values(), key=lambda run: (run.run.started_at, run.run_id))
-    return Side(newest=newest, words=words or ",".join(by_id), others=others)
+    return ComparedSide(newest=newest, words=words or ",".join(by_id), others=others)
 
 
-def _runs_with_tag(results: Path, text: str) -> Side:
+def _runs_with_tag(results: Path, text: str) -> ComparedSide:
     """Find the newest run with the tag `text`, and earlier runs with the tag and the same facts."""
     from raybench.analysis.compare import lasting_changes
     from raybench.results import reader
@@ -91,7 +91,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
         raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
     same = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
-    return Side(
+    return ComparedSide(
         newest=newest,
         words=text,
         is_tag=True,
@@ -100,7 +100,7 @@ def _runs_with_tag(results: Path, text: str) -> Side:
     )
 
 
-def check_apart(base: Side, new: Side) -> None:
+def check_apart(base: ComparedSide, new: ComparedSide) -> None:
     """Raise ResultsError if a run is on both sides."""
     if both := base.ids & new.ids:
         raise ResultsError(
@@ -109,7 +109,7 @@ def check_apart(base: Side, new: Side) -> None:
         )
 
 
-def compare_sides(sides: tuple[Side, Side], threshold: float) -> Comparison:
+def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) -> Comparison:
     """Compare two sides, the base first.
 
     Args:
@@ -176,7 +176,9 @@ def _machine(data: RunData) -> str:
     return formatting.machine(records(data.devices), data.node_counts.of_run)
 
 
-def compare_health(sides: tuple[Side, Side], threshold: float) -> HealthComparison | None:
+def compare_health(
+    sides: tuple[ComparedSide, ComparedSide], threshold: float
+) -> HealthComparison | None:
     """Compare the newest health check of each side; None if no run is a health check.
 
     Raises:

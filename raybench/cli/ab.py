@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from raybench.api.files import check_outlives_job
 from raybench.cli.shared import (
     address_option,
-    check_outlives_job,
     device_option,
     devices_option,
     format_options,

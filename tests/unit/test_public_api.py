@@ -24,6 +24,9 @@ SIGNATURES = {
     "sweep": "(job: 'JobSource', *, set: 'Mapping[str, Any] | None' = None, filter: 'str | None' = "
     "None, results: 'str | os.PathLike[str]' = 'results', device: 'DeviceChoice' = 'auto', "
     "address: 'str' = 'auto', **options: 'Unpack[SweepOptions]') -> 'RunResult'",
+    "ab": "(job: 'str | Path', old: 'str | Version' = '', new: 'str | Version' = '', settings: "
+    "'Settings | None' = None, *, output: 'str | Path' = 'results', listener: 'Listener | None' = "
+    "None) -> 'GateVerdict'",
     "open_run": "(run: 'str | os.PathLike[str]', results: 'str | os.PathLike[str]' = 'results') -> "
     "'RunResult'",
     "measure": "(step: 'Callable[..., object]', *, items: 'float | None' = None, setup: "

@@ -270,7 +270,7 @@ def count_gpus(address: str) -> int | None:
         ClusterError, UsageError: as `connect_ray`.
     """
     if ray_internals.has_joined():
-        return int(ray.cluster_resources().get("GPU", 0))
+        return int(sum(node["Resources"].get("GPU", 0) for node in ray_nodes() if node["Alive"]))
     ray_internals.reload_settings()
     head = _find_head(address)
     if not head.address:
