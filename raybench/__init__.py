@@ -1,7 +1,7 @@
 """raybench: multi-node GPU benchmark sweeps on Ray.
 
 `sweep` runs a job and returns its run, `open_run` an earlier one, `measure` times a function, and
-`ab` measures two versions in turns: docs/how-to/python.md explains them. Here a run that is committed in the checkout:
+`ab` measures two versions in turns; docs/how-to/python.md explains them. A run of the checkout:
 
 >>> import raybench
 >>> run = raybench.open_run("ddp_scaling-20261122", "results/examples")
