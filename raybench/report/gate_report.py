@@ -172,7 +172,7 @@ class GateReport(Document):
             "exit_code": verdict.exit_code,
             "answer": " ".join(self.answer),
             "remarks": self.remarks,
-            "sides": {side: words.side_line(gate, side).partition(": ")[2] for side in Side},
+            "sides": {side: words.side_words(gate, side) for side in Side},
             "commits": dict(gate.commits),
             "threshold": gate.settings.threshold,
             "detectable": verdict.detectable,

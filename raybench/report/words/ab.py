@@ -37,6 +37,11 @@ _CLOCK_SPREAD = 0.02
 
 def side_line(gate: Gate, side: Side) -> str:
     """Return what a side measures, as `OLD: main (1a2b3c4d)`."""
+    return f"{side.upper()}: {side_words(gate, side)}"
+
+
+def side_words(gate: Gate, side: Side) -> str:
+    """Return what a side measures, as `main (1a2b3c4d)`."""
     version = gate.version(side)
     parts = []
     if commit := gate.commits.get(side):
@@ -48,7 +53,7 @@ def side_line(gate: Gate, side: Side) -> str:
     parts += [version.python] if version.python else []
     parts += [f"{name}={value}" for name, value in version.env.items()]
     parts += [f"--set {text}" for text in version.overrides]
-    return f"{side.upper()}: {', '.join(parts)}"
+    return ", ".join(parts)
 
 
 def effort(verdict: GateVerdict) -> str:
