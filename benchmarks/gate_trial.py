@@ -1,11 +1,11 @@
 """What `raybench ab` says of code that did not change, and of code that became slower.
 
-    python -m benchmarks.gate_trial [--jobs 10] [--change 0.1] [--device cpu] [--minutes 6]
+    python -m benchmarks.gate_trial [--jobs 10] [--points 4] [--change 0.1] [--device cpu]
 
-Each job is a repository of its own with four points, products of matrices. First the same revision
-is on both sides, then uncommitted code does `change` more products in each step. A row a job: the
-verdict, the verdicts of the points, pairs, minutes, what it says it detects, and the largest
-difference from the truth in any point, in percent.
+Each job is a repository of its own with one to four points, products of matrices. First the same
+revision is on both sides, then uncommitted code does `change` more products in each step. A row a
+job: the verdict, the verdicts of the points, pairs, minutes, what it says it detects, and the
+largest difference from the truth in any point, in percent.
 """
 
 from __future__ import annotations
@@ -52,35 +52,36 @@ KINDS = {
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--jobs", type=int, default=10)
+    parser.add_argument("--points", type=int, choices=range(1, 5), default=4)
     parser.add_argument("--change", type=float, default=0.1)
     parser.add_argument("--device", choices=[*KINDS], default="cpu")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--address", default="local")
     chosen = parser.parse_args()
     rows = []
+    words = ["--max-minutes", str(chosen.minutes), "--address", chosen.address]
+    words += ["--device", chosen.device]
     for change in (0.0, chosen.change):
         for number in range(chosen.jobs):
-            words = ["--max-minutes", str(chosen.minutes), "--address", chosen.address]
-            rows.append(
-                {"change": f"{change:.0%}", "job": number + 1} | trial(chosen.device, change, words)
-            )
+            found = trial(chosen.device, chosen.points, change, words)
+            rows.append({"change": f"{change:.0%}", "job": number + 1} | found)
             print(rows[-1], file=sys.stderr, flush=True)
     print(pd.DataFrame(rows).to_string(index=False))
 
 
-def trial(device: str, change: float, words: list[str]) -> dict[str, object]:
+def trial(device: str, points: int, change: float, words: list[str]) -> dict[str, object]:
     """Run one job, and return its row."""
     sizes, products, seconds = KINDS[device]
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder, "products.py")
         code.write_text(CLASS.format(products=products))
-        Path(folder, "ci.yaml").write_text(JOB.format(sizes=[*sizes], seconds=seconds))
+        Path(folder, "ci.yaml").write_text(JOB.format(sizes=[*sizes[:points]], seconds=seconds))
         identity = ("-c", "user.name=raybench", "-c", "user.email=raybench@localhost")
         for git in (("init", "-q"), ("add", "--all"), (*identity, "commit", "-q", "-m", "old")):
             subprocess.run(["git", *git], cwd=folder, check=True)
         code.write_text(CLASS.format(products=round(products * (1 + change))))
         command = [sys.executable, "-m", "raybench", "ab", "ci.yaml", "--json"]
-        command += ["--old", "HEAD", "--new", "WORKTREE", "--device", device, *words]
+        command += ["--old", "HEAD", "--new", "WORKTREE", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode not in (0, 1, 5):
             raise SystemExit(done.stderr)
