@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -108,7 +109,7 @@ class RunComparison:
             more = f" and {counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""
             sides.append(f"{runs[-1].run_id}{more}")
         head = f"<RunComparison of {' with '.join(sides)}>"
-        return "\n".join([head, *self.document.answer])
+        return "\n".join([head, *textwrap.wrap(" ".join(self.document.answer), 80)])
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -166,7 +167,7 @@ class RunResult:
         if not isinstance(document, RunReport):
             return f"<RunResult {run.run_id}: {run.status}>\n{document.headline}"
         head = f"<RunResult {run.run_id}: {run.status}, {counts(document.data)}>"
-        return "\n".join(filter(None, (head, document.lead)))
+        return "\n".join([head, *textwrap.wrap(document.lead, 80)])
 
     def _repr_html_(self) -> str:
         """Return the report and the chart for a notebook."""

@@ -63,7 +63,8 @@ class RayCluster:
     ) -> None:
         self._connection, self._end = connection, end
         self._monitor = HeadMonitor(connection.needed)
-        self._agents = NodeAgents(self._monitor)
+        # Workers of a borrowed Ray may be the user's, and so are their logs.
+        self._agents = NodeAgents(self._monitor, limits_logs=not connection.is_borrowed)
         self._reservation = DeviceReservation(self._agents, terms, log)
         self._pool = WorkerPool(connection, self._agents, self._reservation, log, only, models)
         self._groups = ProcessGroups(self._pool, self._monitor, self._replace)

@@ -100,9 +100,9 @@ class NodeAgent:
         self._read_to: dict[int, dict[str, int]] = {}
         self._looked_at_logs_s = 0.0
 
-    def ping(self) -> None:
+    def ping(self, limits_logs: bool = True) -> None:
         """Limit the logs of workers; the answer shows that the node is alive."""
-        if time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
+        if limits_logs and time.monotonic() > self._looked_at_logs_s + _LOOK_AT_LOGS_EVERY_S:
             self._looked_at_logs_s = time.monotonic()
             # Other jobs of the cluster log in the same folder, so select by our job's id.
             for log in logs_folder().glob(f"worker-*-{ray.get_runtime_context().get_job_id()}-*"):
@@ -308,8 +308,9 @@ class NodeAgents:
     `silent_nodes` raise ClusterError if the cluster is gone.
     """
 
-    def __init__(self, monitor: HeadMonitor) -> None:
+    def __init__(self, monitor: HeadMonitor, *, limits_logs: bool = True) -> None:
         self._monitor = monitor
+        self._limits_logs = limits_logs
         self._nodes: dict[str, _Node] = {}
         # This sweep; None until `lock` is called.
         self._holder: Holder | None = None
@@ -336,7 +337,7 @@ class NodeAgents:
                     node_id=node_id,
                     raylet="{NodeManagerAddress}:{NodeManagerPort}".format(**facts[node_id]),
                     agent=agent,
-                    ping=agent.ping.remote(),
+                    ping=agent.ping.remote(self._limits_logs),
                     looked_s=time.monotonic(),
                     patience_s=timeouts.NODE_STARTING_S,
                 )
@@ -389,7 +390,7 @@ class NodeAgents:
             # An agent without devices gets more time, because starting workers keep the cores busy.
             node.silence_s = 0.0
             node.patience_s = timeouts.NODE_SILENCE_S if node.devices else timeouts.NODE_STARTING_S
-            node.ping = node.agent.ping.remote()
+            node.ping = node.agent.ping.remote(self._limits_logs)
         elif node.silence_s <= node.patience_s:
             may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
             if may_have_ended and self.has_ended(node.node_id, asks_ray=is_done):
@@ -407,7 +408,7 @@ class NodeAgents:
             # Another sweep may have locked the devices in between. With shared locks both sweeps
             # go on, and the rows name the other sweep.
             node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
-        node.ping = node.agent.ping.remote()
+        node.ping = node.agent.ping.remote(self._limits_logs)
 
     def check_head(self, node_id: str) -> None:
         """Raise ClusterError if the head of the cluster or this host's Ray is gone.

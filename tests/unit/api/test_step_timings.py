@@ -1,11 +1,13 @@
 """Functions timed in this process: what is told of them, and which arguments are refused."""
 
+import gc
 import re
 import time
 
 import pytest
 import torch
 from commands import refusal_of, run_python
+from forked import answers_of_ranks, gloo
 
 import raybench
 from raybench.errors import UsageError
@@ -108,3 +110,41 @@ def test_measuring_needs_neither_ray_nor_stdout():
         "assert 'ray' not in sys.modules, 'ray was imported'\n"
     )
     assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+
+
+def test_an_interrupt_ends_the_measurement():
+    steps = iter(range(100))
+
+    def step():
+        if next(steps) == 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        raybench.measure(step, **QUICK)
+    assert gc.isenabled()
+
+
+def run_rank(rank, store):
+    """Measure with another rank, as under torchrun; rank 1 sleeps longer."""
+    import raybench
+
+    with gloo(rank, 2, store):
+        timing = raybench.measure(
+            lambda context_rank: time.sleep(0.004 * (1 + context_rank)),
+            setup=lambda context: context.rank,
+            items=8,
+            **QUICK,
+        )
+    return timing.median_ms, timing.items_per_s, set(timing.samples["rank"]), timing.method
+
+
+answers = answers_of_ranks(run_rank, 2)
+
+
+def test_ranks_of_torchrun_measure_together(answers):
+    medians_ms, rates, ranks, methods = zip(*answers, strict=True)
+    assert min(medians_ms) >= 8, "the slowest rank sets the pace"
+    assert set(map(frozenset, ranks)) == {frozenset({0, 1})}
+    assert all("on 2 ranks of" in method for method in methods)
+    # The items of both ranks.
+    assert rates[0] == pytest.approx(16 / medians_ms[0] * 1000, rel=0.3)
