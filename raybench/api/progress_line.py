@@ -43,6 +43,9 @@ class UpdatedLine(Protocol):
     def close(self) -> None:
         """Stop replacing the line."""
 
+    def show_cursor(self) -> None:
+        """Show a cursor that the line hides; any thread may call it."""
+
 
 class LineListener:
     """Shows messages as lines that stay, and the course of a sweep as one line."""
@@ -68,7 +71,8 @@ class LineListener:
         return LineProgress(self._line, plan, trials)
 
     def show_cursor(self) -> None:
-        """Do nothing: the line leaves the cursor as it is."""
+        """Show the cursor, which a line on a terminal hides."""
+        self._line.show_cursor()
 
 
 class LineProgress:
@@ -125,6 +129,10 @@ class TerminalLine:
             self._live.stop()
             self._live = None
 
+    def show_cursor(self) -> None:
+        """Show the cursor."""
+        self._console.show_cursor()
+
     def _picture(self) -> Text:
         return Text(plain(self._make_text()), no_wrap=True, overflow="ellipsis")
 
@@ -154,6 +162,9 @@ class NotebookLine:
 
     def close(self) -> None:
         """Leave the line as it is."""
+
+    def show_cursor(self) -> None:
+        """Do nothing: a cell has no cursor."""
 
     def _show(self) -> None:
         text = "\n".join([*self._kept, self._text])
