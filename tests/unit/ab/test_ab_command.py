@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fake_sweeps import fake_sweep
 
+from raybench.ab import gate
 from raybench.ab.plan import hold_gate
 
 IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost")
@@ -26,7 +27,7 @@ def write_steps(folder, **steps):
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A repository with three points, as the current folder."""
-    monkeypatch.setattr("raybench.ab.gate.run_sweep", fake_sweep)
+    monkeypatch.setattr(gate, "run_sweep", fake_sweep)
     folder = tmp_path / "repository"
     folder.mkdir()
     git(folder, "init", "-q", "-b", "main")
