@@ -1,4 +1,4 @@
-"""Watches a running point for a rank that hangs, and says which rank it is."""
+"""Watches a running point and reports the rank that hangs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from raybench.hangs.suspicion import Look, RankProgress, next_look
 from raybench.hangs.verdict import judge
 from raybench.records.hang import HangCause, HangVerdict
 
-# Evidence of a hang must stay the same this often.
-_SIGHTINGS = 3
-# These causes cannot go away by themselves. Any other rank may only be slow, as in an evaluation of
-# its own.
+# A look collects evidence this often; no rank may make progress in between.
+_COLLECTIONS_PER_LOOK = 3
+# These causes never go away. With another cause the rank may only be slow, for example while it
+# evaluates alone.
 _LASTING_CAUSES = (
     HangCause.DIED,
     HangCause.STOPPED,
@@ -28,201 +28,208 @@ _LASTING_CAUSES = (
 )
 
 T = TypeVar("T")
-# Yields while there is nothing to do, and returns its result in the end.
-_Steps = Generator[None, None, T]
-# Returns the answer; None while the answer is not there and its time is not over.
+# A coroutine of the watch: it yields while it has nothing to do, and returns a result.
+_Coroutine = Generator[None, None, T]
+# Returns None until the answer has arrived or its time is over.
 Request = Callable[[], T | None]
 
 
 class WatchedRanks(Protocol):
-    """Where progress and evidence of ranks come from. No method waits for an answer."""
+    """Source of progress and evidence of the ranks. No method waits for an answer."""
 
     def ask_progress(self) -> Request[Mapping[int, RankProgress]]:
-        """Ask for rank -> progress; ranks without known progress are missing."""
+        """Ask for rank -> progress; ranks whose progress is unknown are omitted."""
         return dict
 
     def ask_evidence(self) -> Request[Evidence]:
-        """Ask what is known of all ranks; no rank is there if a node does not answer."""
+        """Ask for evidence on all ranks; it is empty if a node does not answer."""
         return lambda: Evidence(ranks=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangFinding:
-    """A verdict and what it rests on."""
+    """A verdict and the evidence for it."""
 
-    # None if the search for the hanging rank failed.
+    # None if the search for the hanging rank raised an error.
     verdict: HangVerdict | None
     # The evidence as text, or the error of the search.
     description: str
 
 
 class HangWatch:
-    """The watch over one point. It never waits, so it delays nothing."""
+    """Watches one point for a rank that hangs. No method waits."""
 
     def __init__(
         self,
         ranks: WatchedRanks,
         hang_s: float | None,
-        tell: Callable[[HangVerdict], None],
+        report: Callable[[HangVerdict], None],
     ) -> None:
         """Begin to watch.
 
         Args:
             ranks: the ranks of the point.
             hang_s: how long a point may go on after a verdict; None does not end it.
-            tell: gets each new verdict.
+            report: called with each new verdict that is certain.
         """
-        self._ranks, self._hang_s, self._tell = ranks, hang_s, tell
-        self._missing: frozenset[int] = frozenset()
-        # Whether a rank has answered since the progress was last read.
-        self._has_answered = False
-        # Rank -> its blocks, and whether it is in a block, when the progress was last read.
+        self._ranks, self._hang_s, self._report = ranks, hang_s, report
+        # Ranks that have not ended the point.
+        self._running: frozenset[int] = frozenset()
+        # Whether a rank has ended the point since the progress was last read.
+        self._has_rank_ended = False
+        # Rank -> (number of finished blocks, whether it is in a block), as last read.
         self._blocks: dict[int, tuple[int, bool]] = {}
-        self._found: HangFinding | None = None
-        self._found_s = 0.0
-        self._told: HangVerdict | None = None
-        self._is_asking = False
-        self._steps = self._watch()
+        self._finding: HangFinding | None = None
+        # When the verdict of the finding was first made.
+        self._verdict_s = 0.0
+        self._reported: HangVerdict | None = None
+        self._awaits_answer = False
+        self._watching = self._watch()
 
     @property
     def finding(self) -> HangFinding | None:
-        """The last verdict; None if there is none or if a rank has moved since."""
-        return self._found
+        """The last verdict; None if there is none or if a rank has made progress since."""
+        return self._finding
 
     @property
     def poll_s(self) -> float:
         """How long the caller may wait before it calls `is_over` again."""
-        return timeouts.HANG_POLL_S if self._is_asking else timeouts.POINT_LOOKS_AT_NODES_EVERY_S
+        return (
+            timeouts.HANG_POLL_S if self._awaits_answer else timeouts.POINT_LOOKS_AT_NODES_EVERY_S
+        )
 
-    def is_over(self, missing: Collection[int]) -> bool:
-        """Go on with the watch, and return whether `hang_s` has passed since a verdict.
+    def is_over(self, running: Collection[int]) -> bool:
+        """Continue the watch, and return whether `hang_s` has passed since a verdict.
 
         Args:
-            missing: ranks that have not answered.
+            running: ranks that have not ended the point.
         """
-        if not missing:
+        if not running:
             return False
-        if frozenset(missing) != self._missing:
-            self._missing = frozenset(missing)
-            self._has_answered, self._found = True, None
+        if frozenset(running) != self._running:
+            self._running = frozenset(running)
+            self._has_rank_ended, self._finding = True, None
         try:
-            next(self._steps)
+            next(self._watching)
         except Exception as error:
             # A point must not fail because the search for a hanging rank fails. The row shows the
             # error if the point reaches its time limit.
-            self._found = HangFinding(verdict=None, description=traceback_of(error))
-            self._steps, self._is_asking = _do_nothing(), False
-        if self._found is None or self._found.verdict is None or self._hang_s is None:
+            self._finding = HangFinding(verdict=None, description=traceback_of(error))
+            self._watching, self._awaits_answer = _do_nothing(), False
+        if self._finding is None or self._finding.verdict is None or self._hang_s is None:
             return False
-        return time.monotonic() >= self._found_s + self._hang_s
+        return time.monotonic() >= self._verdict_s + self._hang_s
 
-    def _watch(self) -> _Steps[None]:
-        """Read the progress from time to time, and look at the ranks when a look is due."""
-        # Looks since the last progress.
-        looks = 0
+    def _watch(self) -> _Coroutine[None]:
+        """Read the progress of the ranks regularly, and look for a hang when a look is due."""
+        looks_since_progress = 0
         yield from _pause(timeouts.HANG_FIRST_LOOK_S)
         while True:
-            ranks = yield from self._read_progress()
-            looks = looks if ranks.stand_still else 0
-            look = next_look(ranks.progress, looks) if ranks.are_known else None
-            left_s = look.due_s - time.monotonic() if look else timeouts.HANG_PROGRESS_EVERY_S
-            if look and left_s <= 0:
+            standing = yield from self._read_progress()
+            if standing.has_progressed:
+                looks_since_progress = 0
+            look = None
+            if standing.is_complete:
+                look = next_look(standing.progress, looks_since_progress)
+            pause_s = look.due_s - time.monotonic() if look else timeouts.HANG_PROGRESS_EVERY_S
+            if look and pause_s <= 0:
                 is_complete = yield from self._look(look)
-                looks += is_complete
-                left_s = timeouts.HANG_POLL_S if is_complete else timeouts.HANG_PROGRESS_EVERY_S
-            # While there is a verdict, read the progress soon: the rank may go on.
-            longest_s = timeouts.HANG_LONGEST_PAUSE_S
-            if self._found is not None:
-                longest_s = timeouts.HANG_PROGRESS_EVERY_S
-            yield from _pause(min(left_s, longest_s))
+                looks_since_progress += is_complete
+                pause_s = timeouts.HANG_POLL_S if is_complete else timeouts.HANG_PROGRESS_EVERY_S
+            # After a verdict the rank may go on, so read its progress more often.
+            max_pause_s = timeouts.HANG_LONGEST_PAUSE_S
+            if self._finding is not None:
+                max_pause_s = timeouts.HANG_PROGRESS_EVERY_S
+            yield from _pause(min(pause_s, max_pause_s))
 
-    def _read_progress(self) -> _Steps[_Standing]:
-        """Return how far the missing ranks are; forget the verdict if one of them has moved."""
-        missing, has_moved = self._missing, self._has_answered
-        self._has_answered = False
-        told = yield from self._answer(self._ranks.ask_progress())
-        progress = {rank: told[rank] for rank in missing if rank in told}
-        blocks = {rank: (known.blocks, known.is_in_block) for rank, known in progress.items()}
-        # Compare only ranks that are known both times: a late agent is no sign of progress.
-        for rank, block in blocks.items():
-            has_moved |= self._blocks.get(rank, block) != block
-        if has_moved or self._has_answered:
-            self._found = None
-        self._blocks |= blocks
+    def _read_progress(self) -> _Coroutine[_Standing]:
+        """Return how far the running ranks are; drop the finding if one has made progress."""
+        running, has_progressed = self._running, self._has_rank_ended
+        self._has_rank_ended = False
+        answer = yield from self._wait_for(self._ranks.ask_progress())
+        progress = {rank: answer[rank] for rank in running if rank in answer}
+        for rank, now in progress.items():
+            blocks = (now.blocks, now.is_in_block)
+            # The first known progress of a rank says nothing: its agent may have answered late.
+            has_progressed |= self._blocks.get(rank, blocks) != blocks
+            self._blocks[rank] = blocks
+        has_progressed |= self._has_rank_ended
+        if has_progressed:
+            self._finding = None
         return _Standing(
             progress=list(progress.values()),
-            are_known=len(progress) == len(missing),
-            stand_still=not (has_moved or self._has_answered),
+            is_complete=len(progress) == len(running),
+            has_progressed=has_progressed,
         )
 
-    def _look(self, look: Look) -> _Steps[bool]:
-        """Collect evidence several times, and note the verdict if the evidence stays the same.
+    def _look(self, look: Look) -> _Coroutine[bool]:
+        """Collect evidence several times, and keep a verdict that the evidence confirms each time.
 
-        Return whether all evidence came.
+        Returns:
+            Whether all nodes have sent their evidence.
         """
-        seen: list[Evidence] = []
-        while len(seen) < _SIGHTINGS:
-            if seen:
-                yield from _pause(look.confirm_after_s / (_SIGHTINGS - 1))
-            evidence = yield from self._answer(self._ranks.ask_evidence())
+        collections: list[Evidence] = []
+        while len(collections) < _COLLECTIONS_PER_LOOK:
+            if collections:
+                yield from _pause(look.confirm_after_s / (_COLLECTIONS_PER_LOOK - 1))
+            evidence = yield from self._wait_for(self._ranks.ask_evidence())
             if not evidence.ranks:
                 return False
-            answered = {rank.rank for rank in evidence.ranks} - self._missing
-            seen.append(evidence.with_answers(answered))
+            ended = {rank.rank for rank in evidence.ranks} - self._running
+            collections.append(evidence.with_ended_ranks(ended))
         standing = yield from self._read_progress()
-        *earlier, last = seen
-        verdicts = [judge(last, before, look.least_wait_s) for before in earlier]
+        *earlier_collections, last = collections
+        verdicts = [judge(last, earlier, look.min_wait_s) for earlier in earlier_collections]
         verdict = verdicts[0]
         if None in verdicts or verdict is None or verdict.cause is HangCause.UNKNOWN:
-            self._found = None
-        elif standing.stand_still:
-            self._note(verdict, last)
+            self._finding = None
+        elif not standing.has_progressed:
+            self._keep(verdict, last)
         return True
 
-    def _note(self, verdict: HangVerdict, evidence: Evidence) -> None:
-        """Keep the verdict, and tell it once it is certain."""
-        before = self._found.verdict if self._found else None
-        if not _is_same_hang(before, verdict):
-            self._found_s = time.monotonic()
-        named = () if verdict.rank is None else (verdict.rank, *verdict.also)
-        self._found = HangFinding(verdict=verdict, description=describe(evidence, named))
-        is_certain = (
-            self._hang_s is not None
-            or verdict.cause in _LASTING_CAUSES
-            or _is_same_hang(before, verdict)
-        )
-        if is_certain and not _is_same_hang(self._told, verdict):
-            self._told = verdict
-            self._tell(verdict)
+    def _keep(self, verdict: HangVerdict, evidence: Evidence) -> None:
+        """Make the verdict the current finding, and report it once it is certain."""
+        previous = self._finding.verdict if self._finding else None
+        is_repeated = _is_same_hang(previous, verdict)
+        if not is_repeated:
+            self._verdict_s = time.monotonic()
+        blamed = () if verdict.rank is None else (verdict.rank, *verdict.also)
+        self._finding = HangFinding(verdict=verdict, description=describe(evidence, blamed))
+        is_lasting = verdict.cause in _LASTING_CAUSES
+        # A user who sets `hang_s` wants the first verdict at once.
+        is_certain = self._hang_s is not None or is_lasting or is_repeated
+        if is_certain and not _is_same_hang(self._reported, verdict):
+            self._reported = verdict
+            self._report(verdict)
 
-    def _answer(self, request: Request[T]) -> _Steps[T]:
-        """Return the answer of a request as soon as it is there."""
-        self._is_asking = True
+    def _wait_for(self, request: Request[T]) -> _Coroutine[T]:
+        """Yield until the request has an answer, and return the answer."""
+        self._awaits_answer = True
         while (answer := request()) is None:
             yield
-        self._is_asking = False
+        self._awaits_answer = False
         return answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Standing:
-    """How far the ranks without an answer are."""
+    """How far the running ranks are."""
 
     progress: Sequence[RankProgress]
-    # Whether the progress of all of them is known.
-    are_known: bool
-    # Whether none of them has moved since the progress was last read.
-    stand_still: bool
+    # Whether the progress of all running ranks is known.
+    is_complete: bool
+    # Whether a rank has progressed or ended since the progress was last read.
+    has_progressed: bool
 
 
-def _pause(seconds: float) -> _Steps[None]:
+def _pause(seconds: float) -> _Coroutine[None]:
     """Yield until so many seconds have passed."""
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         yield
 
 
-def _do_nothing() -> _Steps[None]:
+def _do_nothing() -> _Coroutine[None]:
     while True:
         yield
 

@@ -73,8 +73,8 @@ ASK_OTHER_SWEEPS_EVERY_S = 1.0
 # The agents of a killed driver end within a minute.
 ENDED_SWEEP_S = 65.0
 
-# A look at a point whose ranks make no progress. Progress is read once in so many seconds where it
-# is not known when a look is due, and at least that often where it is.
+# The search for a hanging rank. Progress is read at this period until the time of the next look is
+# known, and then at least once in HANG_LONGEST_PAUSE_S.
 HANG_FIRST_LOOK_S = 5.0
 HANG_POLL_S = 0.1
 HANG_PROGRESS_EVERY_S = 5.0

@@ -1,6 +1,7 @@
-"""Which rank hangs: when to look, what is collected, and what it shows.
+"""Find the rank that hangs: when to look for it, which evidence to collect, what it proves.
 
-`suspicion` says when a point is worth a look. `responder` runs in the process of a rank, and
-`processes` asks it from outside. `recorder`, `stacks` and `ras` read what torch, Python and NCCL
-know; `evidence` puts it together for each rank. `verdict` names the rank and the cause.
+`suspicion` decides when to look. `responder` runs in the process of each rank and answers requests
+from `processes`, which runs in the node's agent. `recorder`, `stacks` and `ras` parse the answers
+of torch, Python and NCCL; `evidence` combines them for each rank. `verdict` names the rank and the
+cause.
 """

@@ -1,18 +1,19 @@
-"""What is known of each rank of a point that makes no progress, and how it is collected.
+"""Collects evidence on the ranks of a point that makes no progress.
 
-Collected on the host of the ranks, from outside their processes and without their main threads.
+`collect` runs in the agent of a node and needs no help from the main threads of the ranks, which
+may be stuck.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from raybench.hangs import processes, ras, recorder, stacks
 from raybench.hangs.processes import Dumps, NoAnswer, ProcessFacts
 from raybench.hangs.ras import NoRas, RasReport
-from raybench.hangs.recorder import Recording, Stage
+from raybench.hangs.recorder import Call, Recording, Stage
 from raybench.hangs.stacks import Frame, Wait
 from raybench.records.hang import RecorderState
 
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from raybench.records.device import DeviceKind
 
 
-# A description shows this many innermost frames of a stack.
-_FRAMES = 5
-# A description shows this many ranks, because a row holds no more text.
-_MOST_RANKS = 8
-# The driver reads at most so many calls of all ranks together, which takes it about a second.
-_MOST_CALLS = 200_000
-# A rank's recording of fewer calls shows no pattern.
-_LEAST_CALLS = 64
+# A description shows the innermost frames of a stack.
+_SHOWN_FRAMES = 5
+# A row holds no more text.
+_SHOWN_RANKS = 8
+# The driver needs about a second to read this many calls.
+_MAX_CALLS_OF_POINT = 200_000
+# Fewer calls of a rank show no pattern.
+_MIN_CALLS_OF_RANK = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +39,15 @@ class RankPlace:
     host: str
     device_kind: DeviceKind
     device_index: int
-    # Of the worker; a script runs in a process below it.
+    # A script runs in a child process of the worker.
     worker_pid: int
-    # As in `Device`; None on a CPU.
+    # The UUID of the GPU; None on a CPU.
     device_uuid: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLoad:
-    """How busy a GPU is. A collective that waits shows 100 % utilisation at low power."""
+    """How busy a GPU is. A collective that waits uses 100 % at low power."""
 
     utilization_percent: float | None = None
     power_w: float | None = None
@@ -54,15 +55,16 @@ class DeviceLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
-    """What is known of a rank at one moment."""
+    """Evidence on one rank at one moment."""
 
     place: RankPlace
     # The process that runs the rank: the script's process, if there is a script.
     process: ProcessFacts
     # Innermost frame first; empty if the process wrote no stack.
     stack: tuple[Frame, ...] = ()
-    # Where the rank is in the user's code, and for what it waits there.
+    # Innermost frame in the user's code.
     line: Frame | None = None
+    # What the rank waits for.
     wait: Wait = Wait.NOTHING_KNOWN
     recorder: RecorderState = RecorderState.NO_RESPONDER
     recording: Recording = field(default_factory=lambda: Recording(is_on=False, members={}))
@@ -76,21 +78,21 @@ class RankEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of all ranks of a point at one moment."""
+    """Evidence on all ranks of a point at one moment."""
 
-    # In rank order.
+    # In rank order; empty if the agent of a node did not answer.
     ranks: tuple[RankEvidence, ...]
-    # NoRas.REFUSED on gloo, and where NCCL's service is off.
+    # NoRas.REFUSED with gloo, or if NCCL's RAS service is off.
     ras: RasReport | NoRas = NoRas.REFUSED
 
-    def with_answers(self, answered: Collection[int]) -> Evidence:
-        """Return the evidence with these ranks at the end of their point.
+    def with_ended_ranks(self, ended: Collection[int]) -> Evidence:
+        """Return the evidence with these ranks marked as having ended the point.
 
-        The stack of a rank that has answered shows its worker, which waits for the next point.
+        The stack of an ended rank says nothing: its worker waits for the next point.
         """
         ranks = []
         for rank in self.ranks:
-            if rank.rank in answered:
+            if rank.rank in ended:
                 rank = replace(rank, stack=(), line=None, wait=Wait.POINT_END)
             ranks.append(rank)
         return replace(self, ranks=tuple(ranks))
@@ -99,46 +101,47 @@ class Evidence:
 def collect(
     places: Sequence[RankPlace], timeout_s: float, world_size: int
 ) -> tuple[RankEvidence, ...]:
-    """Return what is known of ranks on this host. Takes at most about `timeout_s`; never raises.
+    """Collect evidence on ranks of this host within about `timeout_s`; never raises.
 
     Args:
         places: ranks on this host.
-        world_size: number of ranks of the point; recordings are shorter in a large point.
+        world_size: number of ranks of the point. The more ranks, the fewer calls of each are kept.
     """
     pids = [processes.rank_process(place.worker_pid) for place in places]
     answers = processes.ask(pids, timeout_s)
-    most_calls = max(_LEAST_CALLS, _MOST_CALLS // world_size)
+    max_calls = max(_MIN_CALLS_OF_RANK, _MAX_CALLS_OF_POINT // world_size)
     ranks = []
     for place, answer in zip(places, answers, strict=True):
-        state, recording = _recording(answer.dumps)
+        recorder_state, recording = _read_recording(answer.dumps)
         stack = stacks.read(answer.stack)
         ranks.append(
             RankEvidence(
                 place=place,
                 process=answer.facts,
                 stack=stack,
-                line=stacks.place_of(stack),
-                wait=stacks.wait_of(stack, answer.facts.kernel_wait),
-                recorder=state,
-                recording=replace(recording, calls=recording.calls[-most_calls:]),
+                line=stacks.find_user_frame(stack),
+                wait=stacks.classify_wait(stack, answer.facts.kernel_wait),
+                recorder=recorder_state,
+                recording=replace(recording, calls=recording.calls[-max_calls:]),
                 load=read_load(place),
             )
         )
     return tuple(ranks)
 
 
-def _recording(dumps: Dumps | NoAnswer) -> tuple[RecorderState, Recording]:
-    empty = Recording(is_on=False, members={})
+def _read_recording(dumps: Dumps | NoAnswer) -> tuple[RecorderState, Recording]:
+    """Parse the flight recorder's dumps; without dumps the recording is empty."""
+    empty_recording = Recording(is_on=False, members={})
     if dumps is NoAnswer.NO_RESPONDER:
-        return RecorderState.NO_RESPONDER, empty
+        return RecorderState.NO_RESPONDER, empty_recording
     if isinstance(dumps, NoAnswer):
-        return RecorderState.NO_ANSWER, empty
+        return RecorderState.NO_ANSWER, empty_recording
     recording = recorder.read(dumps)
     return RecorderState.ON if recording.is_on else RecorderState.OFF, recording
 
 
 def read_load(place: RankPlace) -> DeviceLoad:
-    """Return how busy the GPU of a rank is; nothing is known of a CPU."""
+    """Return how busy the GPU of a rank is; on a CPU the fields are None."""
     if place.device_kind != "cuda":
         return DeviceLoad()
     # Imported here: hosts without a GPU may lack NVML.
@@ -158,53 +161,72 @@ def read_load(place: RankPlace) -> DeviceLoad:
 
 
 def ask_ras(ranks: Sequence[RankEvidence], timeout_s: float) -> str | NoRas:
-    """Return the answer of NCCL's service in a process of these ranks, or why there is none."""
-    address = processes.ras_address([rank.process.pid for rank in ranks])
+    """Ask NCCL's RAS service in the process of any rank; return its JSON text."""
+    address = processes.find_ras_address([rank.process.pid for rank in ranks])
     return ras.ask(address, timeout_s) if address else NoRas.REFUSED
 
 
 def read_ras(answer: str | NoRas, pids: Collection[int]) -> RasReport | NoRas:
-    """Return what NCCL's service told. pids: of all ranks."""
+    """Parse the answer of NCCL's RAS service.
+
+    Args:
+        answer: the JSON text, or why there is none.
+        pids: processes of all ranks of the point.
+    """
     return answer if isinstance(answer, NoRas) else ras.read(answer, pids)
 
 
-def describe(evidence: Evidence, first: Collection[int] = ()) -> str:
-    """Return the evidence as text, a paragraph for each of 8 ranks, for the detail of a failure.
+def describe(evidence: Evidence, first_ranks: Collection[int] = ()) -> str:
+    """Return the evidence as text for the detail of a failure, for at most eight ranks.
 
     Args:
-        first: ranks to describe first.
+        first_ranks: ranks to describe before the other ranks.
     """
-    lines = []
-    ranks = [rank for rank in evidence.ranks if rank.rank in first]
-    ranks += [rank for rank in evidence.ranks if rank.rank not in first]
-    for rank in ranks[:_MOST_RANKS]:
-        place, process, load = rank.place, rank.process, rank.load
-        lines.append(
-            f"rank {rank.rank} on {place.host}, {place.device_kind}:{place.device_index}: "
-            f"pid {process.pid}, state {process.state or 'gone'}"
-            f"{f' in {process.kernel_wait}' if process.kernel_wait else ''}, "
-            f"flight recorder {rank.recorder}"
-        )
-        if load.power_w is not None:
-            lines.append(f"  GPU {load.utilization_percent or 0:g} %, {load.power_w:g} W")
-        calls = rank.recording.calls
-        pending = [call for call in calls if call.stage is not Stage.DONE]
-        for title, shown in (("last entered", calls[-1:]), ("waits in", pending[:1])):
-            for call in shown:
-                name = f"{call.shape.operation} {call.number} of group {call.group}"
-                lines.append(f"  {title}: {name}, {call.shape}, {call.age_s:.1f} s ago")
-        lines += [
-            f"  {frame.path}:{frame.line} in {frame.function}" for frame in rank.stack[:_FRAMES]
-        ]
-    if len(ranks) > _MOST_RANKS:
-        lines.append(f"and {len(ranks) - _MOST_RANKS} further ranks")
+    ranks = [rank for rank in evidence.ranks if rank.rank in first_ranks]
+    ranks += [rank for rank in evidence.ranks if rank.rank not in first_ranks]
+    lines: list[str] = []
+    for rank in ranks[:_SHOWN_RANKS]:
+        lines += _describe_rank(rank)
+    if len(ranks) > _SHOWN_RANKS:
+        lines.append(f"and {len(ranks) - _SHOWN_RANKS} further ranks")
     if isinstance(evidence.ras, RasReport):
-        lines.append(f"NCCL {evidence.ras.nccl_version} counts as launched:")
-        for communicator in evidence.ras.communicators:
-            for one in communicator.ranks:
-                counts = {name: count for name, count in one.launched.items() if count}
-                state = "missing" if one.is_missing else str(counts)
-                lines.append(f"  communicator {communicator.name}, pid {one.pid}: {state}")
+        lines += _describe_ras(evidence.ras)
     else:
         lines.append(f"NCCL's RAS service: {evidence.ras}")
     return "\n".join(lines)
+
+
+def _describe_rank(rank: RankEvidence) -> Iterator[str]:
+    """Yield lines on the process, GPU, collectives and stack of a rank."""
+    place, process, load = rank.place, rank.process, rank.load
+    yield (
+        f"rank {rank.rank} on {place.host}, {place.device_kind}:{place.device_index}: "
+        f"pid {process.pid}, state {process.state or 'gone'}"
+        f"{f' in {process.kernel_wait}' if process.kernel_wait else ''}, "
+        f"flight recorder {rank.recorder}"
+    )
+    if load.power_w is not None:
+        yield f"  GPU {load.utilization_percent or 0:g} %, {load.power_w:g} W"
+    calls = rank.recording.calls
+    if calls:
+        yield _describe_call("last entered", calls[-1])
+    pending = [call for call in calls if call.stage is not Stage.DONE]
+    if pending:
+        yield _describe_call("waits in", pending[0])
+    for frame in rank.stack[:_SHOWN_FRAMES]:
+        yield f"  {frame.path}:{frame.line} in {frame.function}"
+
+
+def _describe_call(title: str, call: Call) -> str:
+    name = f"{call.shape.operation} {call.number} of group {call.group}"
+    return f"  {title}: {name}, {call.shape}, {call.age_s:.1f} s ago"
+
+
+def _describe_ras(report: RasReport) -> Iterator[str]:
+    """Yield a line for each rank of each communicator."""
+    yield f"NCCL {report.nccl_version} counts as launched:"
+    for communicator in report.communicators:
+        for rank in communicator.ranks:
+            counts = {name: count for name, count in rank.launched.items() if count}
+            state = "missing" if rank.is_missing else str(counts)
+            yield f"  communicator {communicator.name}, pid {rank.pid}: {state}"

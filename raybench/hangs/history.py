@@ -1,4 +1,4 @@
-"""Predict the next collective from the earlier calls, to find the rank that departs from them."""
+"""Predicts the next collective from the earlier ones, to find the rank that called another."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from dataclasses import dataclass
 
 from raybench.hangs.recorder import CallShape
 
-# Longer common contexts do not make a prediction more certain.
-_MOST_CONTEXT = 24
+# Number of last calls to find earlier in the history. More do not make a prediction more certain.
+_MAX_CONTEXT_CALLS = 24
 # Share of the calls after the same context that must agree.
-_AGREEMENT = 0.75
+_MIN_AGREEMENT = 0.75
 # A rank that has skipped calls may be this many calls ahead.
-_MOST_SKIPPED = 256
+_MAX_SKIPPED_CALLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextCall:
-    """The call that followed the same calls earlier."""
+    """The predicted next call: it has followed the same calls before."""
 
     shape: CallShape
-    # The calls after the predicted call, the last time.
+    # The calls that came after the predicted call the last time.
     following: tuple[CallShape, ...]
 
 
 def predict(history: Sequence[CallShape]) -> NextCall | None:
-    """Return the call that the pattern so far predicts; None without a clear pattern."""
-    for length in range(min(_MOST_CONTEXT, len(history) - 1), 0, -1):
+    """Return the call that usually followed the last calls; None without a clear pattern."""
+    # The longest context that has occurred before decides.
+    for length in range(min(_MAX_CONTEXT_CALLS, len(history) - 1), 0, -1):
         context = tuple(history[-length:])
-        ends = [
-            end
-            for end in range(length, len(history))
-            if tuple(history[end - length : end]) == context
+        indices_after_context = [
+            index
+            for index in range(length, len(history))
+            if tuple(history[index - length : index]) == context
         ]
-        if not ends:
-            continue
-        counted = Counter(history[end] for end in ends)
-        shape, count = counted.most_common(1)[0]
-        if count < _AGREEMENT * len(ends):
-            return None
-        last = max(end for end in ends if history[end] == shape)
-        following = tuple(history[last + 1 : last + 1 + _MOST_SKIPPED])
-        return NextCall(shape=shape, following=following)
+        if indices_after_context:
+            return _most_common_call(history, indices_after_context)
     return None
+
+
+def _most_common_call(history: Sequence[CallShape], indices: Sequence[int]) -> NextCall | None:
+    """Return the most common call at the indices; None if it is not common enough."""
+    shape, count = Counter(history[index] for index in indices).most_common(1)[0]
+    if count < _MIN_AGREEMENT * len(indices):
+        return None
+    last_index = max(index for index in indices if history[index] == shape)
+    following = tuple(history[last_index + 1 : last_index + 1 + _MAX_SKIPPED_CALLS])
+    return NextCall(shape=shape, following=following)

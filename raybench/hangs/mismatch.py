@@ -1,7 +1,8 @@
-"""Which ranks of a process group called another collective than the other ranks. Pure."""
+"""Finds the ranks of a process group that called another collective than most ranks. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,24 +22,24 @@ _UNEVEN_OPERATIONS = (
     "reduce_scatter",
     "coalesced",
 )
-# The names of these collectives end like an uneven one, but their inputs have equal sizes.
+# Names that end like an uneven collective, although the inputs have equal sizes.
 _EVEN_OPERATIONS = ("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor")
 # Ranks call different collectives just before they hang; older differences did no harm.
-_MOST_CALLS_AGO = 32
+_MAX_CALLS_BACK = 32
 
-# Number of a call in its group -> call, for one rank.
+# The calls of one rank in a group: sequence number -> call.
 RankCalls = Mapping[int, Call]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """A number under which the ranks of a group called different collectives."""
+    """Different collectives that ranks called under the same sequence number."""
 
     # SKIPPED, OTHER_COLLECTIVE, OTHER_SIZE or OTHER_TYPE.
     cause: HangCause
-    # Ranks that departed from the other ranks; empty if the evidence fits both sides.
+    # Ranks that called the wrong collective; empty if nobody can say which collective is wrong.
     ranks: tuple[int, ...] = ()
-    # What the first of these ranks called, and what the other ranks called.
+    # What the first of `ranks` called, and what the other ranks called.
     called: Call | None = None
     expected: Call | None = None
 
@@ -48,45 +49,45 @@ def find_mismatch(calls_of_ranks: Mapping[int, RankCalls], pending: int) -> Mism
 
     Args:
         calls_of_ranks: rank -> its calls in the group, for at least one rank.
-        pending: number of the earliest call that has not finished.
+        pending: sequence number of the earliest unfinished call.
     """
-    oldest = max(min(calls) for calls in calls_of_ranks.values())
-    newest = min(max(calls) for calls in calls_of_ranks.values())
-    for number in range(max(oldest, pending - _MOST_CALLS_AGO), newest + 1):
-        calls = {rank: own[number] for rank, own in calls_of_ranks.items() if number in own}
-        if len({_comparable(call.shape) for call in calls.values()}) > 1:
+    # All ranks have recorded the calls between these two numbers.
+    oldest = max(min(rank_calls) for rank_calls in calls_of_ranks.values())
+    newest = min(max(rank_calls) for rank_calls in calls_of_ranks.values())
+    for number in range(max(oldest, pending - _MAX_CALLS_BACK), newest + 1):
+        calls = {}
+        for rank, rank_calls in calls_of_ranks.items():
+            if number in rank_calls:
+                calls[rank] = rank_calls[number]
+        if len({_common_part(call.shape) for call in calls.values()}) > 1:
             return _judge(calls, _common_history(calls_of_ranks, number))
     return None
 
 
-def _comparable(shape: CallShape) -> CallShape:
+def _common_part(shape: CallShape) -> CallShape:
     """Return the part of a shape that must be the same on all ranks."""
     is_uneven = shape.operation.endswith(_UNEVEN_OPERATIONS)
     if is_uneven and shape.operation not in _EVEN_OPERATIONS:
         return CallShape(operation=shape.operation, sizes=(), dtypes=())
-    # Ranks may receive a broadcast in a tensor of another shape and the same size.
-    elements = ((_count_elements(shape),),)
-    return CallShape(operation=shape.operation, sizes=elements, dtypes=shape.dtypes)
+    # Only the number of elements counts: a broadcast may arrive in a tensor of another shape.
+    sizes = ((_count_elements(shape),),)
+    return CallShape(operation=shape.operation, sizes=sizes, dtypes=shape.dtypes)
 
 
 def _count_elements(shape: CallShape) -> int:
-    total = 0
-    for sizes in shape.sizes:
-        product = 1
-        for size in sizes:
-            product *= size
-        total += product
-    return total
+    return sum(math.prod(sizes) for sizes in shape.sizes)
 
 
 def _common_history(calls_of_ranks: Mapping[int, RankCalls], number: int) -> list[CallShape]:
-    """Return the calls before this number that all ranks made alike, without a gap."""
+    """Return the calls before `number`, back to the last call that differed between ranks."""
     history: list[CallShape] = []
-    oldest = max(min(calls) for calls in calls_of_ranks.values())
+    oldest = max(min(rank_calls) for rank_calls in calls_of_ranks.values())
     for earlier in range(oldest, number):
-        calls = [own[earlier] for own in calls_of_ranks.values() if earlier in own]
-        is_known = len(calls) == len(calls_of_ranks)
-        if is_known and len({_comparable(call.shape) for call in calls}) == 1:
+        calls = [
+            rank_calls[earlier] for rank_calls in calls_of_ranks.values() if earlier in rank_calls
+        ]
+        is_complete = len(calls) == len(calls_of_ranks)
+        if is_complete and len({_common_part(call.shape) for call in calls}) == 1:
             history.append(calls[0].shape)
         else:
             history.clear()
@@ -94,39 +95,45 @@ def _common_history(calls_of_ranks: Mapping[int, RankCalls], number: int) -> lis
 
 
 def _judge(calls: Mapping[int, Call], history: Sequence[CallShape]) -> Mismatch:
-    """Return which of these calls with one number departs from the others, and how."""
-    counts = Counter(_comparable(call.shape) for call in calls.values())
-    (usual, count), *_ = counts.most_common()
+    """Return which ranks called the wrong collective, and why.
+
+    Args:
+        calls: rank -> its call, all with the same sequence number.
+        history: the calls before, which were the same on all ranks.
+    """
+    counts = Counter(_common_part(call.shape) for call in calls.values())
+    (right_shape, count), *_ = counts.most_common()
     if count <= len(calls) / 2:
-        # No majority: the pattern of the earlier calls decides.
+        # Without a majority the pattern of the earlier calls decides.
         prediction = predict(history)
         if prediction is None:
             return Mismatch(cause=HangCause.OTHER_COLLECTIVE)
-        usual = _comparable(prediction.shape)
-    odd = tuple(rank for rank, call in calls.items() if _comparable(call.shape) != usual)
-    if len(odd) == len(calls):
+        right_shape = _common_part(prediction.shape)
+    wrong_ranks = [rank for rank, call in calls.items() if _common_part(call.shape) != right_shape]
+    if len(wrong_ranks) == len(calls):
         return Mismatch(cause=HangCause.OTHER_COLLECTIVE)
-    called = calls[odd[0]]
-    expected = next(call for rank, call in calls.items() if rank not in odd)
-    cause = _cause_of(called.shape, expected.shape, history)
-    return Mismatch(cause=cause, ranks=odd, called=called, expected=expected)
+    called = calls[wrong_ranks[0]]
+    expected = next(call for rank, call in calls.items() if rank not in wrong_ranks)
+    cause = _classify(called.shape, expected.shape, history)
+    return Mismatch(cause=cause, ranks=tuple(wrong_ranks), called=called, expected=expected)
 
 
-def _cause_of(called: CallShape, expected: CallShape, history: Sequence[CallShape]) -> HangCause:
-    """Return why a rank called this collective where the others called the expected one."""
+def _classify(called: CallShape, expected: CallShape, history: Sequence[CallShape]) -> HangCause:
+    """Return whether a rank skipped the expected collective, or how its call differs from it."""
     prediction = predict(history)
     following = prediction.following if prediction and prediction.shape == expected else ()
-    # After a skipped call the next call comes too early. At the end of a block the next call is an
-    # exchange of durations, whose size differs between blocks.
-    comes_next = [after for before, after in pairwise(history) if before == expected]
+    # A rank that skips a call calls the next collective too early. At the end of a block the next
+    # collective exchanges durations, and its size differs between blocks.
+    successors = [after for before, after in pairwise(history) if before == expected]
     if called.operation != expected.operation:
-        has_skipped = any(_is_alike(called, shape) for shape in (*following[:1], *comes_next))
+        has_skipped = any(_matches(called, shape) for shape in (*following[:1], *successors))
         return HangCause.SKIPPED if has_skipped else HangCause.OTHER_COLLECTIVE
-    if called in following or called in comes_next:
+    if called in following or called in successors:
         return HangCause.SKIPPED
     is_other_type = called.dtypes != expected.dtypes
     return HangCause.OTHER_TYPE if is_other_type else HangCause.OTHER_SIZE
 
 
-def _is_alike(shape: CallShape, other: CallShape) -> bool:
-    return _comparable(shape) == _comparable(other) and shape.dtypes == other.dtypes
+def _matches(shape: CallShape, other: CallShape) -> bool:
+    """Return whether two ranks may call these shapes in the same collective."""
+    return _common_part(shape) == _common_part(other) and shape.dtypes == other.dtypes

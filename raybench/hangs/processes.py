@@ -1,4 +1,4 @@
-"""What the system knows of a process, and what its responder answers. Linux; never raises."""
+"""Reads /proc about a process, and asks its responder. Linux only; never raises."""
 
 from __future__ import annotations
 
@@ -19,13 +19,19 @@ from raybench.hangs import responder
 
 _POLL_S = 0.02
 _NS_PER_S = 1e9
+# States of a process in /proc/PID/stat: zombie, dead, no such process.
 _ENDED_STATES = ("Z", "X", "")
+# Stopped by a signal; stopped by a debugger.
+_STOPPED_STATES = ("T", "t")
+# Fields of /proc/PID/stat, counted from the state: utime and stime of proc(5).
+_USER_TICKS, _SYSTEM_TICKS = 11, 12
 
 
 class NoAnswer(StrEnum):
-    """Why a process told nothing of its flight recorder."""
+    """Why a process did not dump its flight recorder."""
 
     NO_RESPONDER = "no_responder"
+    # The process has ended or is stopped.
     NOT_RUNNING = "not_running"
     LATE = "late"
 
@@ -35,9 +41,9 @@ class ProcessFacts:
     """Facts from /proc about a process and the thread that runs the rank."""
 
     pid: int
-    # As in /proc/PID/stat: R, S, D, T, ...; empty if the process is gone.
+    # A letter of /proc/PID/stat: R, S, D, T, ...; empty if the process is gone.
     state: str
-    # The function of the kernel in which the thread waits; empty if unknown.
+    # Kernel function in which the thread waits, if known.
     kernel_wait: str = ""
     # CPU time of the thread, or of all threads if the thread is unknown.
     cpu_s: float = 0.0
@@ -49,157 +55,170 @@ class ProcessFacts:
 
     @property
     def is_stopped(self) -> bool:
-        """Return whether a signal or a debugger has stopped it."""
-        return self.state in ("T", "t")
+        """Return whether a signal or a debugger has stopped the process."""
+        return self.state in _STOPPED_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dumps:
-    """The answer of a responder."""
+    """Flight recorder and stack, dumped by the responder of a process."""
 
+    # When the responder dumped them, by `time.time_ns`.
     now_ns: int
-    # Name of torch's function -> its dump, a pickle.
+    # Name of torch's dump function -> its pickle.
     data: dict[str, bytes]
-    # Python's stack of the rank's thread, as faulthandler would write it.
+    # Python stack of the rank's thread in the format of faulthandler.
     stack: str = ""
+    # Error of torch's dump function.
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessAnswer:
-    """All that was learnt of a process."""
+    """Facts, stack and dumps of a process."""
 
     facts: ProcessFacts
-    # Of faulthandler, or of the responder where no signal was sent; empty where nothing came.
+    # Written by faulthandler, else by the responder; empty if neither wrote a stack in time.
     stack: str = ""
     dumps: Dumps | NoAnswer = NoAnswer.NO_RESPONDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockProgress:
-    """How far a worker is in its point, as `responder.Blocks` tells."""
+    """How far a worker is in its point, from the record of `responder.Blocks`."""
 
-    # Blocks of steps that have ended.
+    # Number of finished blocks of steps.
     blocks: int
     is_in_block: bool
-    # Since a block began or ended.
+    # Seconds since a block began or ended.
     age_s: float
     longest_block_s: float
 
 
 def read_progress(worker_pid: int) -> BlockProgress | None:
-    """Return how far a worker of this host is; None where it does not tell."""
-    found = _Responding.find(worker_pid)
-    if found is None:
+    """Return how far a worker of this host is; None if the process has no responder."""
+    files = _ResponderFiles.find(worker_pid)
+    if files is None:
         return None
     try:
-        return found.read_progress()
+        return files.read_progress()
     finally:
-        found.close()
+        files.close()
 
 
-def ras_address(pids: Iterable[int]) -> tuple[str, int] | None:
-    """Return where NCCL's service of the first of these processes that runs listens, if known."""
+def find_ras_address(pids: Iterable[int]) -> tuple[str, int] | None:
+    """Return the address of NCCL's RAS service in the first running process that has an address."""
     for pid in pids:
-        found = _Responding.find(pid)
-        if found is None:
+        files = _ResponderFiles.find(pid)
+        if files is None:
             continue
-        address = found.ras
-        found.close()
-        host, _, port = (address or "").rpartition(":")
+        address = files.ras_address or ""
+        files.close()
+        host, _, port = address.rpartition(":")
         if host and port.isdecimal() and not read_facts(pid).is_stopped:
             return host.strip("[]"), int(port)
     return None
 
 
 def rank_process(worker_pid: int) -> int:
-    """Return the process that runs the rank of a worker: its script's, else the worker's own."""
+    """Return the process that runs the rank of a worker: the script, else the worker itself."""
     with suppress(psutil.Error):
-        children = psutil.Process(worker_pid).children(recursive=True)
-        for child in children:  # parents come before their children
-            if _Responding.find(child.pid) is not None:
+        # psutil lists parents before their children, so the script comes before its data loaders.
+        for child in psutil.Process(worker_pid).children(recursive=True):
+            files = _ResponderFiles.find(child.pid)
+            if files is not None:
+                files.close()
                 return child.pid
     return worker_pid
 
 
 def ask(pids: Sequence[int], timeout_s: float) -> tuple[ProcessAnswer, ...]:
-    """Ask these processes of this host at once, and return their answers in the same order."""
+    """Ask processes of this host in parallel, and return their answers in the same order."""
     deadline_s = time.monotonic() + timeout_s
-    asked = [_Question(pid) for pid in pids]
-    # A list: each look reads what has come of all.
-    while any([question.is_open for question in asked]) and time.monotonic() < deadline_s:
+    requests = [_PendingRequest(pid) for pid in pids]
+    while True:
+        for request in requests:
+            request.poll()
+        if all(request.is_complete for request in requests) or time.monotonic() >= deadline_s:
+            break
         time.sleep(_POLL_S)
-    answers = tuple(question.answer() for question in asked)
-    for question in asked:
-        question.close()
+    answers = tuple(request.answer() for request in requests)
+    for request in requests:
+        request.close()
     return answers
 
 
-class _Question:
-    """One process that was asked for its stack and its flight recorder."""
+class _PendingRequest:
+    """A request to one process for its stack and its flight recorder."""
 
     def __init__(self, pid: int) -> None:
-        self._responding = _Responding.find(pid)
-        self._facts = read_facts(pid, self._responding.thread if self._responding else None)
+        """Send the request, unless the process has no responder or does not run."""
+        self._files = _ResponderFiles.find(pid)
+        self._facts = read_facts(pid, self._files.thread if self._files else None)
         self._stack = ""
         self._dumps: Dumps | None = None
-        self._request = time.time_ns()
-        self._is_asked = self._waits_for_stack = self._waits_for_dumps = False
-        # A stopped process would only answer once it goes on.
-        if self._responding and not self._facts.has_ended and not self._facts.is_stopped:
-            self._is_asked = True
-            self._waits_for_stack = self._responding.ask_stack()
-            self._waits_for_dumps = self._responding.ask_dumps(self._request)
+        self._request_id = time.time_ns()
+        self._is_sent = self._awaits_stack = self._awaits_dumps = False
+        # A stopped process would answer only after it is continued.
+        if self._files and not self._facts.has_ended and not self._facts.is_stopped:
+            self._is_sent = True
+            self._awaits_stack = self._files.request_stack()
+            self._awaits_dumps = self._files.request_dumps(self._request_id)
 
     @property
-    def is_open(self) -> bool:
-        """Return whether an answer is still to come; reads what has come."""
-        if self._responding is None:
-            return False
-        if self._waits_for_stack:
-            self._stack = self._responding.read_stack()
-            self._waits_for_stack = not self._stack
-        if self._waits_for_dumps:
-            self._dumps = self._responding.read_dumps(self._request)
-            self._waits_for_dumps = self._dumps is None
-        return self._waits_for_stack or self._waits_for_dumps
+    def is_complete(self) -> bool:
+        return not (self._awaits_stack or self._awaits_dumps)
+
+    def poll(self) -> None:
+        """Read the parts of the answer that have arrived."""
+        if self._files is None:
+            return
+        if self._awaits_stack:
+            self._stack = self._files.read_stack()
+            self._awaits_stack = not self._stack
+        if self._awaits_dumps:
+            self._dumps = self._files.read_dumps(self._request_id)
+            self._awaits_dumps = self._dumps is None
 
     def answer(self) -> ProcessAnswer:
-        dumps: Dumps | NoAnswer | None = self._dumps
-        if dumps is None and self._responding is None:
-            dumps = NoAnswer.NO_RESPONDER
-        elif dumps is None:
-            dumps = NoAnswer.LATE if self._is_asked else NoAnswer.NOT_RUNNING
-        stack = self._stack or (self._dumps.stack if self._dumps else "")
-        return ProcessAnswer(facts=self._facts, stack=stack, dumps=dumps)
+        """Return the parts of the answer that have been read."""
+        if self._dumps is not None:
+            stack = self._stack or self._dumps.stack
+            return ProcessAnswer(facts=self._facts, stack=stack, dumps=self._dumps)
+        if self._files is None:
+            reason = NoAnswer.NO_RESPONDER
+        else:
+            reason = NoAnswer.LATE if self._is_sent else NoAnswer.NOT_RUNNING
+        return ProcessAnswer(facts=self._facts, stack=self._stack, dumps=reason)
 
     def close(self) -> None:
-        if self._responding is not None:
-            self._responding.close()
+        if self._files is not None:
+            self._files.close()
 
 
-class _Responding:
-    """The responder of another process, through the files that it holds open."""
+class _ResponderFiles:
+    """The memory files of another process's responder, opened through /proc/PID/fd."""
 
     def __init__(self, pid: int, facts: dict[str, Any], stacks: int, answers: int) -> None:
         self._pid, self._facts = pid, facts
         self._stacks, self._answers = stacks, answers
         self.thread: int = facts["thread"]
-        self.ras: str | None = facts.get("ras")
-        self._stack_at = os.fstat(stacks).st_size
+        self.ras_address: str | None = facts.get("ras")
+        # The stacks of earlier requests end here.
+        self._stack_begin = os.fstat(stacks).st_size
 
     @classmethod
-    def find(cls, pid: int) -> _Responding | None:
-        """Return the responder of the process; None if the process has no responder."""
-        files = dict(_memory_files(pid))
-        if not {responder.STACKS, responder.ANSWERS} <= files.keys():
+    def find(cls, pid: int) -> _ResponderFiles | None:
+        """Open the files of the responder; None if the process has no responder of its own."""
+        paths = dict(_memory_files(pid))
+        if not {responder.STACKS, responder.ANSWERS} <= paths.keys():
             return None
         opened = []
         try:
             for name in (responder.STACKS, responder.ANSWERS):
-                opened.append(os.open(files[name], os.O_RDONLY))
+                opened.append(os.open(paths[name], os.O_RDONLY))
             facts = _read_json(opened[1], responder.FACTS_AT)
-            # A forked child holds the files of its parent.
+            # A forked child has the files of its parent open.
             if facts and facts["pid"] == pid:
                 return cls(pid, facts, *opened)
         except (OSError, KeyError):
@@ -208,18 +227,19 @@ class _Responding:
             os.close(file)
         return None
 
-    def ask_stack(self) -> bool:
-        """Send the signal; return whether a stack will follow."""
-        number = self._facts["signal"]
-        # Without its handler, which the program may have replaced, the signal ends the process.
-        if number is None or not has_handler(Path(f"/proc/{self._pid}/status"), number):
+    def request_stack(self) -> bool:
+        """Send the signal of faulthandler; return whether a stack will follow."""
+        signal_number = self._facts["signal"]
+        # The program may have removed the handler; the signal would then end the process.
+        status = Path(f"/proc/{self._pid}/status")
+        if signal_number is None or not has_handler(status, signal_number):
             return False
-        # To the thread that runs the rank, which need not be the main one.
-        failed: int = ctypes.CDLL(None).tgkill(self._pid, self.thread, number)
+        # The thread that runs the rank need not be the main thread.
+        failed: int = ctypes.CDLL(None).tgkill(self._pid, self.thread, signal_number)
         return not failed
 
-    def ask_dumps(self, request: int) -> bool:
-        """Write the request to the pipe; return whether an answer will follow."""
+    def request_dumps(self, request_id: int) -> bool:
+        """Write the request into the responder's pipe; return whether an answer will follow."""
         if self._facts["pipe"] is None:
             return False
         try:
@@ -228,39 +248,41 @@ class _Responding:
         except OSError:
             return False
         with _closing(pipe), suppress(OSError):
-            os.write(pipe, request.to_bytes(responder.REQUEST_BYTES, "little"))
+            os.write(pipe, request_id.to_bytes(responder.REQUEST_BYTES, "little"))
             return True
         return False
 
     def read_stack(self) -> str:
-        """Return the stack that came since the responder was found; empty before its end."""
-        size = os.fstat(self._stacks).st_size - self._stack_at
-        text = os.pread(self._stacks, size, self._stack_at).decode(errors="replace")
+        """Return the new stack; empty while it is incomplete."""
+        size = os.fstat(self._stacks).st_size - self._stack_begin
+        text = os.pread(self._stacks, size, self._stack_begin).decode(errors="replace")
         # faulthandler writes a line in pieces, so only text that has stopped growing is complete.
-        is_whole = text.endswith("\n") and size == os.fstat(self._stacks).st_size - self._stack_at
-        return text if is_whole and text.count("\n") > 1 else ""
+        has_grown = size < os.fstat(self._stacks).st_size - self._stack_begin
+        is_complete = text.endswith("\n") and text.count("\n") > 1 and not has_grown
+        return text if is_complete else ""
 
-    def read_dumps(self, request: int) -> Dumps | None:
-        """Return the answer to the request; None before it is complete."""
+    def read_dumps(self, request_id: int) -> Dumps | None:
+        """Return the answer to the request; None while it is incomplete."""
         head = _read_json(self._answers, responder.HEAD_AT)
-        if not head or head.get("request") != request:
+        if not head or head.get("request") != request_id:
             return None
-        data, place = {}, responder.BODY_AT
+        data, offset = {}, responder.BODY_AT
         for name, size in head["sizes"].items():
-            data[name] = os.pread(self._answers, size, place)
-            place += size
+            data[name] = os.pread(self._answers, size, offset)
+            offset += size
         stack = data.pop(responder.STACK).decode(errors="replace")
         return Dumps(now_ns=head["now_ns"], data=data, stack=stack, error=head["error"])
 
     def read_progress(self) -> BlockProgress | None:
+        """Return the record of `responder.Blocks`; None before its first write."""
         data = os.pread(self._answers, responder.BLOCKS.size, responder.BLOCKS_AT)
         if len(data) < responder.BLOCKS.size:
             return None
-        blocks, begun_ns, last_ns, longest_ns = responder.BLOCKS.unpack(data)
+        blocks, began_ns, changed_ns, longest_ns = responder.BLOCKS.unpack(data)
         return BlockProgress(
             blocks=blocks,
-            is_in_block=begun_ns > 0,
-            age_s=(time.monotonic_ns() - last_ns) / _NS_PER_S,
+            is_in_block=began_ns > 0,
+            age_s=(time.monotonic_ns() - changed_ns) / _NS_PER_S,
             longest_block_s=longest_ns / _NS_PER_S,
         )
 
@@ -278,7 +300,7 @@ def _closing(file: int) -> Iterator[None]:
 
 
 def _memory_files(pid: int) -> Iterable[tuple[str, str]]:
-    """Yield name and path of each memory file that the process holds open."""
+    """Yield name and path of each memory file that the process has open."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
@@ -287,8 +309,9 @@ def _memory_files(pid: int) -> Iterable[tuple[str, str]]:
                     yield target.removeprefix("/memfd:").removesuffix(" (deleted)"), str(entry)
 
 
-def _read_json(file: int, place: int) -> dict[str, Any] | None:
-    data = os.pread(file, responder.HEAD_AT - responder.FACTS_AT, place).rstrip(b"\0")
+def _read_json(file: int, offset: int) -> dict[str, Any] | None:
+    """Return the object that a responder wrote at this offset, if there is one."""
+    data = os.pread(file, responder.JSON_BYTES, offset).rstrip(b"\0")
     try:
         value = json.loads(data)
     except ValueError:
@@ -297,39 +320,43 @@ def _read_json(file: int, place: int) -> dict[str, Any] | None:
 
 
 def read_facts(pid: int, thread: int | None = None) -> ProcessFacts:
-    """Return what /proc tells of the process; a state of "" where there is none."""
-    process = Path(f"/proc/{pid}")
-    of_thread = process / "task" / str(thread or pid)
-    fields = _stat(process)
-    if not fields:
+    """Read /proc about a process; the state is empty if the process is gone.
+
+    Args:
+        thread: the kernel's id of the thread that runs the rank; by default the main thread.
+    """
+    process_folder = Path(f"/proc/{pid}")
+    thread_folder = process_folder / "task" / str(thread or pid)
+    process_stat = _read_stat(process_folder)
+    if not process_stat:
         return ProcessFacts(pid=pid, state="")
-    state, wait = fields[0], ""
-    if thread_fields := _stat(of_thread):
-        fields = thread_fields
-        # "D" or "R" of the thread tells more than that of another one; stopped are all of them.
-        state = state if state in ("T", "t", "Z", "X") else fields[0]
+    stat = _read_stat(thread_folder) or process_stat
+    # A stopped or ended process has stopped all its threads; otherwise the thread's state counts.
+    is_process_state = process_stat[0] in (*_STOPPED_STATES, *_ENDED_STATES)
+    state = process_stat[0] if is_process_state else stat[0]
+    kernel_wait = ""
     with suppress(OSError):
-        wait = (of_thread / "wchan").read_text().strip("0 \n")
-    ticks = int(fields[11]) + int(fields[12])
+        kernel_wait = (thread_folder / "wchan").read_text().strip("0 \n")
+    ticks = int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS])
     cpu_s = ticks / os.sysconf("SC_CLK_TCK")
-    return ProcessFacts(pid=pid, state=state, kernel_wait=wait, cpu_s=cpu_s)
+    return ProcessFacts(pid=pid, state=state, kernel_wait=kernel_wait, cpu_s=cpu_s)
 
 
-def _stat(folder: Path) -> list[str]:
-    """Return the fields of `stat` from the state on; empty where it cannot be read."""
+def _read_stat(folder: Path) -> list[str]:
+    """Return the fields of the file `stat` from the state on; empty if it cannot be read."""
     try:
         text = (folder / "stat").read_text(errors="replace")
     except OSError:
         return []
-    # The name before it, in brackets, may hold blanks and brackets.
+    # The program's name stands before the state, in brackets, and may hold blanks and brackets.
     return text.rpartition(")")[2].split()
 
 
-def has_handler(status: Path, number: int) -> bool:
-    """Return whether the kernel says that a process has a handler for the signal.
+def has_handler(status: Path, signal_number: int) -> bool:
+    """Return whether a process has a handler for the signal; False on gVisor, which lists none.
 
     Args:
-        status: /proc/PID/status of the process. gVisor's file does not list handlers.
+        status: /proc/PID/status of the process.
     """
     try:
         text = status.read_text(errors="replace")
@@ -337,5 +364,6 @@ def has_handler(status: Path, number: int) -> bool:
         return False
     for line in text.splitlines():
         if line.startswith("SigCgt:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+            handled_signals = int(line.split()[1], 16)
+            return bool(handled_signals >> (signal_number - 1) & 1)
     return False

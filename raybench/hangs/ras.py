@@ -1,8 +1,9 @@
-"""A client of NCCL's RAS service: which ranks answer, and how many collectives each has launched.
+"""Client of NCCL's RAS service: which ranks answer, and how many collectives each has launched.
 
-Each process with a communicator serves the same address (`NCCL_RAS_ADDR`); one of them answers for
-all. The protocol is lines of text: src/ras/client_support.cc of NCCL. JSON came with NCCL 2.28.7;
-older versions may crash a job that is asked while it fails (nccl#1718, #1762).
+All processes with a communicator listen at the same address (`NCCL_RAS_ADDR`), and the process that
+accepts a connection answers for all. The protocol is lines of text, defined in
+src/ras/client_support.cc of NCCL. JSON came with NCCL 2.28.7; a request to an older version may
+crash a job that is about to fail (nccl#1718, #1762).
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-# Until the server says its version. It does so at once, unless its process is stopped; the next
-# connection may then reach another process, as all of them listen at the same address.
-_GREETING_S = 0.4
-_LEAST_VERSION = (2, 28, 7)
-_MOST_BYTES = 64 << 20
-# NCCL 2.28.7 and 2.28.9 lack the comma in `missing_ranks`; 2.29.2 has it.
+# A server answers a setting at once unless its process is stopped. A new connection may then reach
+# another process.
+_REPLY_S = 0.4
+_MIN_VERSION = (2, 28, 7)
+_MAX_ANSWER_BYTES = 64 << 20
+# NCCL 2.28.7 and 2.28.9 omit a comma in `missing_ranks`; 2.29.2 writes it.
 _MISSING_COMMA = re.compile(r'("nvml_dev": -?\d+)(\s*"status": \{)')
 
 
 class NoRas(StrEnum):
     """Why there is no report."""
 
+    # No process listens at the address.
     REFUSED = "refused"
     SILENT = "silent"
     TOO_OLD = "too_old"
@@ -42,16 +44,18 @@ class RasRank:
     rank: int
     host: str
     pid: int
-    # Collectives launched by the host, not finished ones. Of five kinds only.
+    # NCCL's name of a collective, such as AllReduce -> number of launches, finished or not. NCCL
+    # counts five collectives and neither send nor recv.
     launched: Mapping[str, int]
-    # Its process has not answered the others, or they have given it up.
+    # The process has not answered NCCL's other processes.
     is_missing: bool = False
+    # NCCL's other processes no longer ask this process.
     is_dead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """A communicator of NCCL."""
+    """An NCCL communicator and its ranks."""
 
     name: str
     size: int
@@ -60,88 +64,91 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RasReport:
-    """What RAS told."""
+    """The answer of NCCL's RAS service."""
 
     nccl_version: str
     communicators: tuple[Communicator, ...]
 
 
 def ask(address: tuple[str, int], timeout_s: float) -> str | NoRas:
-    """Return the JSON text of the service, or why there is none. Takes at most `timeout_s`."""
+    """Return the JSON text of the service, or why there is none; takes at most `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while (left_s := deadline_s - time.monotonic()) > 0:
         try:
-            with socket.create_connection(address, timeout=min(left_s, _GREETING_S)) as connection:
-                return _converse(_Lines(connection, deadline_s))
+            with socket.create_connection(address, timeout=min(left_s, _REPLY_S)) as connection:
+                return _request_status(_LineConnection(connection, deadline_s))
         except ConnectionRefusedError:
             return NoRas.REFUSED
         except _OldServerError:
             return NoRas.TOO_OLD
-        except OSError:  # a time-out too
+        except OSError:
+            # A timeout or a closed connection: a new connection may reach another process.
             continue
     return NoRas.SILENT
 
 
 class _OldServerError(Exception):
-    """The service knows no JSON."""
+    """The service cannot answer in JSON."""
 
 
-class _Lines:
-    """Lines of a connection, until a deadline."""
+class _LineConnection:
+    """Sends and receives lines over a socket until a deadline."""
 
     def __init__(self, connection: socket.socket, deadline_s: float) -> None:
         self._connection, self._deadline_s = connection, deadline_s
-        self._read = b""
+        self._buffer = b""
 
-    def send(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         self._connection.sendall(f"{line}\n".encode())
 
-    def line(self, timeout_s: float) -> str:
-        """Return the next line; raises TimeoutError, or ConnectionError at the end."""
+    def read_line(self, timeout_s: float) -> str:
+        """Return the next line; raises TimeoutError, or ConnectionError if the server closes."""
         until_s = min(time.monotonic() + timeout_s, self._deadline_s)
-        while b"\n" not in self._read:
+        while b"\n" not in self._buffer:
             if not self._receive(until_s):
                 raise ConnectionError
-        line, _, self._read = self._read.partition(b"\n")
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode(errors="replace").strip()
 
-    def rest(self) -> str:
-        """Return all until the other side closes the connection."""
-        while len(self._read) < _MOST_BYTES and self._receive(self._deadline_s):
+    def read_rest(self) -> str:
+        """Return all text until the server closes the connection."""
+        while len(self._buffer) < _MAX_ANSWER_BYTES and self._receive(self._deadline_s):
             pass
-        return self._read.decode(errors="replace")
+        return self._buffer.decode(errors="replace")
 
     def left_s(self) -> float:
         return self._deadline_s - time.monotonic()
 
     def _receive(self, until_s: float) -> bool:
+        """Add received bytes to the buffer; return False if the server has closed."""
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
         self._connection.settimeout(left_s)
         data = self._connection.recv(1 << 16)
-        self._read += data
+        self._buffer += data
         return bool(data)
 
 
-def _converse(lines: _Lines) -> str:
-    lines.send("CLIENT PROTOCOL 2")
-    lines.line(_GREETING_S)
-    # How long it waits for other processes, in whole seconds; the answer itself takes none.
-    lines.send(f"TIMEOUT {max(1, int(lines.left_s() - 1))}")
-    lines.line(_GREETING_S)
-    lines.send("SET FORMAT json")
-    if not lines.line(_GREETING_S).startswith("OK"):
+def _request_status(connection: _LineConnection) -> str:
+    """Return the status of all ranks as JSON text."""
+    connection.send_line("CLIENT PROTOCOL 2")
+    connection.read_line(_REPLY_S)
+    # How long the server waits for other processes, in whole seconds.
+    connection.send_line(f"TIMEOUT {max(1, int(connection.left_s() - 1))}")
+    connection.read_line(_REPLY_S)
+    connection.send_line("SET FORMAT json")
+    if not connection.read_line(_REPLY_S).startswith("OK"):
         raise _OldServerError
-    lines.send("VERBOSE STATUS")
-    return lines.rest()
+    connection.send_line("VERBOSE STATUS")
+    return connection.read_rest()
 
 
 def read(text: str, pids: Collection[int]) -> RasReport | NoRas:
-    """Return the report; NoRas where it is no JSON, or too old, or not of these processes.
+    """Parse the JSON text, and drop communicators of other jobs.
 
     Args:
-        pids: processes of this point on the hosts that were asked; others may share the address.
+        pids: processes of all ranks of the point. Other jobs may share the address.
     """
     try:
         try:
@@ -149,13 +156,14 @@ def read(text: str, pids: Collection[int]) -> RasReport | NoRas:
         except ValueError:
             content = json.loads(_MISSING_COMMA.sub(r"\1,\2", text))
         version = str(content["nccl_version"])
-        communicators = tuple(_communicator(one) for one in content["communicators"])
+        communicators = tuple(_read_communicator(given) for given in content["communicators"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return NoRas.UNREADABLE
-    if _numbers(version) < _LEAST_VERSION:
+    if _version_numbers(version) < _MIN_VERSION:
         return NoRas.TOO_OLD
     ours = []
     for communicator in communicators:
+        # A negative id means that NCCL does not know the process.
         if all(rank.pid in pids or rank.pid < 0 for rank in communicator.ranks):
             ours.append(communicator)
     if communicators and not ours:
@@ -163,14 +171,14 @@ def read(text: str, pids: Collection[int]) -> RasReport | NoRas:
     return RasReport(nccl_version=version, communicators=tuple(ours))
 
 
-def _communicator(given: Mapping[str, Any]) -> Communicator:
+def _read_communicator(given: Mapping[str, Any]) -> Communicator:
     ranks = []
-    for one in given["ranks"]:
-        counts = {str(name): int(count) for name, count in one["collective_counts"].items()}
-        ranks.append(_rank(one, launched=counts))
-    for one in given.get("missing_ranks", ()):
-        is_dead = bool(one["status"]["considered_dead"])
-        ranks.append(_rank(one, launched={}, is_missing=True, is_dead=is_dead))
+    for given_rank in given["ranks"]:
+        counts = {str(name): int(count) for name, count in given_rank["collective_counts"].items()}
+        ranks.append(_read_rank(given_rank, launched=counts))
+    for given_rank in given.get("missing_ranks", ()):
+        is_dead = bool(given_rank["status"]["considered_dead"])
+        ranks.append(_read_rank(given_rank, launched={}, is_missing=True, is_dead=is_dead))
     return Communicator(
         name=f"{given['hash']}:{given['secondary_hash']}",
         size=int(given["size"]),
@@ -178,11 +186,11 @@ def _communicator(given: Mapping[str, Any]) -> Communicator:
     )
 
 
-def _rank(given: Mapping[str, Any], **fields: Any) -> RasRank:
+def _read_rank(given: Mapping[str, Any], **fields: Any) -> RasRank:
     return RasRank(
         rank=int(given["rank"]), host=str(given["host"]), pid=int(given["pid"]), **fields
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

@@ -1,8 +1,8 @@
-"""Reads torch's flight recorder: the collectives that a rank has entered, and how far each is.
+"""Parses torch's flight recorder: the collectives that a rank has entered, and how far each is.
 
-Format: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, version 2. NCCL's groups and, since
-torch 2.8, gloo's record each call. Numbers count the calls of a group and are the same on all its
-ranks, so the same number means the same collective.
+Format: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, version 2. NCCL groups record each
+call; gloo groups do so since torch 2.8. Each group numbers its calls, so all its ranks should call
+the same collective under the same number.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ _NS_PER_S = 1e9
 
 
 class Stage(IntEnum):
-    """How far a collective is. Without TORCH_NCCL_ENABLE_TIMING none is known to have begun."""
+    """How far a collective is."""
 
     ENTERED = 0
+    # Running on the device. Recorded only with TORCH_NCCL_ENABLE_TIMING.
     BEGUN = 1
     DONE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """What must be the same on all ranks of a group."""
+    """Operation and inputs of a collective; most collectives need the same on all ranks."""
 
     # torch's name, such as all_reduce.
     operation: str
-    # Sizes and types of the inputs.
+    # Shape of each input tensor.
     sizes: tuple[tuple[int, ...], ...]
+    # Type of each input tensor.
     dtypes: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -49,76 +51,84 @@ class Call:
     """A collective that this rank has entered."""
 
     group: str
+    # Sequence number in the group.
     number: int
     shape: CallShape
     stage: Stage
-    # Seconds since the rank has entered the call.
+    # Time since the rank entered the call.
     age_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What the flight recorder of a rank holds, at most its last 2000 calls."""
+    """The calls in the flight recorder of a rank; the recorder keeps the last 2000."""
 
-    # Whether the recorder is on and torch knows a group.
+    # Whether the recorder holds any call.
     is_on: bool
-    # In the order in which they were entered; without send and recv.
+    # In order of entry; send and recv are omitted.
     calls: tuple[Call, ...] = ()
-    # Group -> its ranks, where torch tells them.
+    # Group -> its ranks, for groups whose ranks torch has recorded.
     members: Mapping[str, frozenset[int]]
 
     def last_number(self, group: str) -> int:
-        """Return the number of the last call in the group; 0 before the first."""
+        """Return the sequence number of the last call in the group; 0 before the first call."""
         return max((call.number for call in self.calls if call.group == group), default=0)
 
     def pending(self, group: str) -> list[Call]:
-        """Return the calls in the group that are not done."""
-        return [c for c in self.calls if c.group == group and c.stage is not Stage.DONE]
+        """Return the unfinished calls in the group."""
+        unfinished = [call for call in self.calls if call.stage is not Stage.DONE]
+        return [call for call in unfinished if call.group == group]
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads containers, numbers and texts, and refuses all classes."""
+    """Loads containers, numbers and strings, and refuses classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not expected here")
 
 
 def read(dumps: Dumps) -> Recording:
-    """Return what the dumps hold; an unreadable one counts as empty."""
+    """Parse the dumps; an unreadable dump counts as empty."""
     calls: list[Call] = []
     members: dict[str, frozenset[int]] = {}
     for data in dumps.data.values():
         try:
             content = _PlainUnpickler(io.BytesIO(data)).load()
-            calls.extend(_calls(content.get("entries", ()), dumps.now_ns))
-            members.update(_members(content.get("pg_config", {})))
+            calls.extend(_read_calls(content.get("entries", ()), dumps.now_ns))
+            members.update(_read_members(content.get("pg_config", {})))
         except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError):
             continue
-    calls.sort(key=lambda call: -call.age_s)
-    return Recording(is_on=bool(calls), calls=tuple(_of_newest_groups(calls)), members=members)
+    calls.sort(key=lambda call: call.age_s, reverse=True)
+    calls = _drop_former_groups(calls)
+    return Recording(is_on=bool(calls), calls=tuple(calls), members=members)
 
 
-def _of_newest_groups(calls: Sequence[Call]) -> list[Call]:
-    """Drop calls of former groups: a new group has the name of the former one, and counts anew."""
-    newest: dict[str, int] = {}
+def _drop_former_groups(calls: Sequence[Call]) -> list[Call]:
+    """Keep the calls of the newest group of each name.
+
+    A new group may have the name of a former one; its sequence numbers begin at 1 again.
+    """
+    # Group -> the smallest number so far, from the newest call back.
+    smallest: dict[str, int] = {}
     kept: list[Call] = []
     for call in reversed(calls):
-        if call.number <= newest.get(call.group, call.number):
-            newest[call.group] = call.number
+        if call.number <= smallest.get(call.group, call.number):
+            smallest[call.group] = call.number
             kept.append(call)
     return kept[::-1]
 
 
-def _calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[Call]:
-    # A few shapes recur in all calls; pickle writes each object once.
+def _read_calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[Call]:
+    # Calls of the same shape share one object, because pickle then writes it only once.
     shapes: dict[CallShape, CallShape] = {}
     for entry in entries:
         if entry.get("is_p2p"):
             continue
-        stage = Stage.BEGUN if entry["state"] == "started" else Stage.ENTERED
-        # gloo's calls stay "scheduled" when they are done.
+        # The state of gloo's calls stays "scheduled"; `retired` shows that they are finished.
         if entry.get("retired") or entry["state"] == "completed":
             stage = Stage.DONE
+        else:
+            stage = Stage.BEGUN if entry["state"] == "started" else Stage.ENTERED
         shape = CallShape(
             operation=str(entry["profiling_name"]).partition(":")[2],
             sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
@@ -133,7 +143,7 @@ def _calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[Call]:
         )
 
 
-def _members(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, frozenset[int]]]:
+def _read_members(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, frozenset[int]]]:
     for name, group in groups.items():
         ranks = str(group.get("ranks", "")).strip("[]")
         if name and ranks:

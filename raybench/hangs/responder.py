@@ -1,22 +1,18 @@
-"""Makes the process of a rank answer from outside while its main thread is stuck.
+"""Answers requests in the process of a rank while its main thread is stuck.
 
-A process has one responder, `of_this_process`. It keeps two memory files, which `processes.py`
-finds and opens through /proc/PID/fd:
+Each process has one responder (`of_this_process`) with two memory files, which `processes.py` opens
+through /proc/PID/fd:
 
-* STACKS, to which faulthandler writes the stack of the rank's thread on a signal. Its handler is
-  plain C: it works while C code holds the interpreter lock. A stopped process does not run it.
-  System calls go on after it, but for a few, such as `poll` and C's `sleep`, which end early.
-* ANSWERS, to which a thread of this process writes torch's flight recorder when a byte arrives in a
-  pipe. The thread sleeps in `read` until then. It needs the interpreter lock.
+* STACKS: on a signal, faulthandler writes the stack of the rank's thread. The handler is plain C,
+  so it works while C code holds the GIL. A stopped process does not run it. Most system calls
+  resume after the signal; `poll` and C's `sleep` return early.
+* ANSWERS: a thread writes torch's flight recorder after a request arrives in a pipe. The thread
+  needs the GIL and sleeps between requests. `Blocks` writes the progress of the point: 32 bytes
+  before and after each block of steps.
 
-torch's own pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) would answer without the interpreter lock, but
-only for NCCL, and it needs a lock too for Python's stacks; of the ways to hang, only C code that
-never gives the lock back would gain by it, and there the stack tells enough.
+torch's own pipe (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) dumps without the GIL, but only NCCL's groups.
 
-ANSWERS also says how far the point is (`Blocks`): the rank writes 32 bytes around each block of
-steps, and nobody reads them before a point has run for some seconds.
-
-Processes of scripts load this file alone: it imports nothing of raybench and no torch.
+Scripts load this file by its path, so it imports neither raybench nor torch.
 """
 
 from __future__ import annotations
@@ -36,70 +32,73 @@ from typing import Any
 
 STACKS = "raybench-hang-stacks"
 ANSWERS = "raybench-hang-answers"
-# Where in ANSWERS: facts on this process, the head of the last answer, the progress, the body of
-# the answer. The first two are JSON, each written by one call and filled up with zeros.
+# Offsets in ANSWERS: facts about this process, head of the last answer, progress, body of the
+# answer.
 FACTS_AT, HEAD_AT, BLOCKS_AT, BODY_AT = 0, 512, 1024, 1536
-# The record of `Blocks`: number of ended blocks, begin of the current block (0: no block runs),
-# last change, longest block. Times are ns of the monotonic clock, which all processes of a host
-# share.
+# Facts and head are JSON, padded with zeros to this size and written by one call.
+JSON_BYTES = 512
+# The record of `Blocks`: number of finished blocks, begin of the current block (0: no block runs),
+# last change, length of the longest block. Times are ns of the monotonic clock, which all processes
+# of a host share.
 BLOCKS = struct.Struct("<4q")
 # Address of NCCL's RAS service. Each process gets an address of its own unless the user sets one.
 RAS_VARIABLE = "NCCL_RAS_ADDR"
 # The address that `choose_ras_address` has set; a script must not inherit it from its worker.
 CHOSEN_RAS_VARIABLE = "RAYBENCH_RAS_ADDR"
-# Name of the Python stack in an answer.
+# Name of the Python stack in the body of an answer.
 STACK = "stack"
 # A request is a number, which its answer repeats.
 REQUEST_BYTES = 8
-# torch's dumps: of NCCL's groups, in builds for CUDA, and of the other ones.
-_DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
-# Real-time signals after this number; lower ones are the C library's. Programs use few of them.
-_FIRST_SIGNAL = 9
+# torch's functions that dump the recorder: of NCCL groups (in builds for CUDA), of other groups.
+_DUMP_FUNCTIONS = ("_dump_nccl_trace", "_dump_fr_trace")
+# Programs use few real-time signals, and mostly the first ones.
+_SKIPPED_SIGNALS = 9
+_MAX_ERROR_CHARACTERS = 80
 
 
 class Blocks:
-    """How many blocks of steps this process has finished in its point."""
+    """Records how many blocks of steps this process has finished in its point."""
 
     def __init__(self, file: int) -> None:
         self._file = file
         self.restart()
 
     def restart(self) -> None:
-        """Forget the blocks so far: a point begins or has ended."""
-        self._count = self._begun_ns = self._longest_ns = 0
+        """Start again at zero, because a point begins or has ended."""
+        self._count = self._began_ns = self._longest_ns = 0
         self._write()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the `with` block as a block of steps, unless it raises."""
-        self._begun_ns = time.monotonic_ns()
+        """Record that a block of steps runs; count the block unless it raises."""
+        self._began_ns = time.monotonic_ns()
         self._write()
         yield
-        self._longest_ns = max(self._longest_ns, time.monotonic_ns() - self._begun_ns)
-        self._count, self._begun_ns = self._count + 1, 0
+        self._longest_ns = max(self._longest_ns, time.monotonic_ns() - self._began_ns)
+        self._count, self._began_ns = self._count + 1, 0
         self._write()
 
     def _write(self) -> None:
-        now_ns = time.monotonic_ns()
-        state = BLOCKS.pack(self._count, self._begun_ns, now_ns, self._longest_ns)
-        os.pwrite(self._file, state, BLOCKS_AT)
+        changed_ns = time.monotonic_ns()
+        record = BLOCKS.pack(self._count, self._began_ns, changed_ns, self._longest_ns)
+        os.pwrite(self._file, record, BLOCKS_AT)
 
 
 class Responder:
-    """The answers of this process; one lives as long as the process."""
+    """Answers requests about this process, for as long as the process lives."""
 
     def __init__(self) -> None:
-        """Let the calling thread's stack be read from outside; starts no thread."""
+        """Make the stack of the calling thread readable from outside; starts no thread."""
         self._stacks = os.memfd_create(STACKS)
         self._answers = os.memfd_create(ANSWERS)
         self._note_thread()
         self._pipe: int | None = None
-        self._signal = self._register()
+        self._signal = self._register_signal()
         self.blocks = Blocks(self._answers)
         self._write_facts()
 
     def serve(self) -> None:
-        """Start the thread that dumps the flight recorder on request; later calls do nothing."""
+        """Start the thread that answers requests; later calls do nothing."""
         if self._pipe is not None:
             return
         self._pipe, self._keeps_pipe_open = os.pipe()
@@ -107,7 +106,7 @@ class Responder:
         self._write_facts()
 
     def watch_this_thread(self) -> None:
-        """Show the stack of the calling thread from now on."""
+        """Answer with the stack of the calling thread from now on."""
         self._note_thread()
         self._write_facts()
 
@@ -115,11 +114,11 @@ class Responder:
         # The kernel and Python number threads differently.
         self._thread_id, self._python_id = threading.get_native_id(), threading.get_ident()
 
-    def _register(self) -> int | None:
-        """Return the signal that writes a stack; None where all are taken."""
-        for number in range(signal.SIGRTMIN + _FIRST_SIGNAL, signal.SIGRTMAX + 1):
+    def _register_signal(self) -> int | None:
+        """Register faulthandler for a free signal; return None if no signal is free."""
+        for number in range(signal.SIGRTMIN + _SKIPPED_SIGNALS, signal.SIGRTMAX + 1):
             if signal.getsignal(number) is signal.SIG_DFL:
-                # One thread only: the frames of the others change while they are read.
+                # faulthandler cannot read the frames of other threads safely while they run.
                 faulthandler.register(number, file=self._stacks, all_threads=False)
                 return number
         return None
@@ -132,47 +131,48 @@ class Responder:
             "pipe": self._pipe,
             "ras": os.environ.get(RAS_VARIABLE),
         }
-        self._write(FACTS_AT, facts)
+        self._write_json(FACTS_AT, facts)
 
-    def _write(self, place: int, value: dict[str, Any]) -> None:
+    def _write_json(self, offset: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
-        os.pwrite(self._answers, data.ljust(HEAD_AT - FACTS_AT, b"\0"), place)
+        os.pwrite(self._answers, data.ljust(JSON_BYTES, b"\0"), offset)
 
     def _serve_requests(self) -> None:
         assert self._pipe is not None
         while True:
             request = int.from_bytes(os.read(self._pipe, REQUEST_BYTES), "little")
-            # `_dump` reports errors of torch in its answer. Any other error must not end this
-            # thread; that request then gets no answer.
+            # The answer contains the errors of torch. Any other error must not end this thread;
+            # the request then gets no answer.
             with suppress(Exception):
-                self._dump(request)
+                self._answer(request)
 
-    def _dump(self, request: int) -> None:
-        """Write the dumps, and then their head, which completes the answer."""
-        stack = self._python_stack()
-        os.pwrite(self._answers, stack, BODY_AT)
-        sizes, error, place = {STACK: len(stack)}, "", BODY_AT + len(stack)
-        torch_part = sys.modules.get("torch._C._distributed_c10d")
-        for name in _DUMPS:
-            dump = getattr(torch_part, name, None)
+    def _answer(self, request: int) -> None:
+        """Write the stack and the dumps, then the head, which marks the answer as complete."""
+        parts, error = {STACK: self._python_stack()}, ""
+        # A process without torch.distributed has no flight recorder.
+        torch_distributed = sys.modules.get("torch._C._distributed_c10d")
+        for name in _DUMP_FUNCTIONS:
+            dump = getattr(torch_distributed, name, None)
             if dump is None:
                 continue
             try:
-                # No lines of the calls: for them torch would import its compiler, which may take
-                # ten seconds on a busy host.
-                data = dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
-            # Versions of torch raise different errors, so the answer has the error as text.
+                # With stack traces torch would import its compiler, which may take ten seconds on
+                # a busy host.
+                parts[name] = dump(
+                    includeCollectives=True, includeStackTraces=False, onlyActive=False
+                )
+            # Each version of torch raises another error, so the answer contains the error as text.
             except Exception as raised:
-                error = ascii(raised)[:80]
-                continue
-            os.pwrite(self._answers, data, place)
-            sizes[name], place = len(data), place + len(data)
-        answer = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
-        self._write(HEAD_AT, answer)
+                error = ascii(raised)[:_MAX_ERROR_CHARACTERS]
+        os.pwrite(self._answers, b"".join(parts.values()), BODY_AT)
+        sizes = {name: len(part) for name, part in parts.items()}
+        head = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
+        self._write_json(HEAD_AT, head)
 
     def _python_stack(self) -> bytes:
         """Return the stack of the rank's thread in the format of faulthandler."""
-        frame, lines = sys._current_frames().get(self._python_id), []
+        lines = []
+        frame = sys._current_frames().get(self._python_id)
         while frame is not None:
             code = frame.f_code
             lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}\n')
@@ -184,8 +184,9 @@ _of_process: dict[int, Responder] = {}
 
 
 def of_this_process() -> Responder:
-    """Return the responder of this process; the first call makes it."""
-    pid = os.getpid()  # a forked child needs its own
+    """Return the responder of this process; the first call creates it."""
+    # A forked child inherits the dictionary, but needs a responder of its own.
+    pid = os.getpid()
     if pid not in _of_process:
         _of_process[pid] = Responder()
     return _of_process[pid]
@@ -194,7 +195,7 @@ def of_this_process() -> Responder:
 def choose_ras_address() -> None:
     """Set NCCL_RAS_ADDR to a free port of this host, unless the user has set it.
 
-    At NCCL's default address all jobs of a user on this host would answer for each other.
+    At NCCL's default address the jobs of a user on this host would answer for each other.
     """
     if RAS_VARIABLE not in os.environ:
         with socket.create_server(("127.0.0.1", 0)) as server:

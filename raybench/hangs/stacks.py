@@ -1,4 +1,4 @@
-"""Reads Python stacks: where a rank is, and for what it waits there."""
+"""Parses Python stacks: where a rank is, and what it waits for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _RAYBENCH = f"{Path(__file__).parents[1]}/"
 _WORKLOADS = f"{_RAYBENCH}workloads/"
 _SCRIPT_CHILD = f"{_WORKLOADS}scripts/child.py"
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3|^<frozen ")
+# Library files whose functions block on a lock.
 _LOCK_FILES = ("/threading.py", "/queue.py", "/multiprocessing/synchronize.py", "/filelock/_api.py")
+# Source lines that acquire a lock, sleep, or wait for the device in C++ code.
 _LOCK_TEXT = re.compile(r"\.acquire\(|\bflock\(|\blockf\(|\bwith\b.*lock", re.IGNORECASE)
-# torch compiles while one of these files is on the stack.
+# Files on the stack while torch compiles.
 _COMPILERS = (
     "/torch/_dynamo/convert_frame.py",
     "/torch/_inductor/compile_fx.py",
@@ -25,33 +27,33 @@ _COMPILERS = (
     "/triton/runtime/autotuner.py",
 )
 _SLEEP_TEXT = re.compile(r"\bsleep\(")
-# Calls whose C++ code waits for the device.
 _DEVICE_TEXT = re.compile(r"\.(item|cpu|tolist|synchronize)\(")
-_LOCK_WAITS = ("futex", "locks_lock", "flock", "fcntl_setlk", "posix_lock")
+# Kernel functions in which a thread waits for a lock.
+_LOCK_KERNEL_WAITS = ("futex", "locks_lock", "flock", "fcntl_setlk", "posix_lock")
 
 
 class Wait(StrEnum):
-    """For what a thread waits, as far as its stack and the system tell."""
+    """What a thread waits for, according to its stack and the kernel."""
 
     SLEEP = "sleep"
     LOCK = "lock"
     DATA = "data"
     # Other ranks, in a collective or in a backward pass.
     PEERS = "peers"
-    # Its worker: the script has finished its block of steps.
+    # The script has finished a block of steps and waits for its worker.
     BLOCK_END = "block_end"
-    # Its point has no more steps: the rank has answered.
+    # The rank has ended the point, and its worker waits for the next point.
     POINT_END = "point_end"
     DEVICE = "device"
-    # It compiles, which may take minutes on one rank only.
+    # The rank compiles, which may take minutes on one rank only.
     COMPILER = "compiler"
-    # It computes, or waits for something else.
+    # The thread computes, or waits for something else.
     NOTHING_KNOWN = "nothing_known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A line of a stack."""
+    """A frame of a Python stack."""
 
     path: str
     line: int
@@ -62,34 +64,39 @@ class Frame:
 
     @property
     def text(self) -> str:
-        """Return the source of the line, on a host that has the file; else empty."""
+        """Return the source line; empty if this host does not have the file."""
         return linecache.getline(self.path, self.line).strip()
 
 
 def read(text: str) -> tuple[Frame, ...]:
-    """Return the frames of a stack that faulthandler wrote, the innermost first."""
-    found = (_FRAME.match(line) for line in text.splitlines())
+    """Return the frames of a stack in faulthandler's format, the innermost frame first."""
+    matches = (_FRAME.match(line) for line in text.splitlines())
     return tuple(
         Frame(path=match["path"], line=int(match["line"]), function=match["function"])
-        for match in found
+        for match in matches
         if match
     )
 
 
-def place_of(frames: Sequence[Frame]) -> Frame | None:
+def find_user_frame(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame in the user's code or a built-in workload; None without one."""
-    return next(filter(_is_users, frames), None)
+    return next(filter(_is_user_code, frames), None)
 
 
-def _is_users(frame: Frame) -> bool:
-    # A checkout or an installed package: its workloads are what is measured.
+def _is_user_code(frame: Frame) -> bool:
+    # raybench may be installed as a library, so check its built-in workloads first.
     if frame.path.startswith(_RAYBENCH):
         return frame.path.startswith(_WORKLOADS) and frame.path != _SCRIPT_CHILD
     return not _LIBRARY.search(frame.path)
 
 
-def wait_of(frames: Sequence[Frame], kernel_wait: str = "") -> Wait:
-    """Return for what the thread waits. kernel_wait: as in `ProcessFacts`."""
+def classify_wait(frames: Sequence[Frame], kernel_wait: str = "") -> Wait:
+    """Return what the thread waits for.
+
+    Args:
+        frames: its Python stack, the innermost frame first; may be empty.
+        kernel_wait: kernel function in which the thread waits, if known.
+    """
     if not frames:
         return Wait.SLEEP if "nanosleep" in kernel_wait else Wait.NOTHING_KNOWN
     inner = frames[0]
@@ -110,7 +117,7 @@ def wait_of(frames: Sequence[Frame], kernel_wait: str = "") -> Wait:
         return Wait.DEVICE
     if _SLEEP_TEXT.search(text) or (not text and "nanosleep" in kernel_wait):
         return Wait.SLEEP
-    is_asleep_on_lock = not kernel_wait or any(name in kernel_wait for name in _LOCK_WAITS)
-    if _LOCK_TEXT.search(text) and is_asleep_on_lock:
+    may_wait_for_lock = not kernel_wait or any(name in kernel_wait for name in _LOCK_KERNEL_WAITS)
+    if _LOCK_TEXT.search(text) and may_wait_for_lock:
         return Wait.LOCK
     return Wait.SLEEP if "nanosleep" in kernel_wait else Wait.NOTHING_KNOWN

@@ -1,60 +1,60 @@
-"""When a running point is worth a look: a rank has made no progress for long. Pure."""
+"""Decides when to look at a running point whose ranks make no progress. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LEAST_S = 10.0
-_BLOCKS = 3
-# A rank counts as waiting after this share of the time without progress. Ranks that merely take
-# turns in being late wait for less.
-_WAITED = 0.5
-# Until a look is confirmed by a second one, in which nothing may have moved.
-_CONFIRM_S = 2.0
-# Each look without a verdict makes the next one so much later.
-_LATER = 2.0
+# A look is due after three of the longest blocks without progress, and not before 10 s.
+_MIN_STALL_S = 10.0
+_STALL_BLOCKS = 3
+# A rank counts as waiting if it has waited for half of that time. Healthy ranks wait for less.
+_WAIT_SHARE = 0.5
+# Evidence is collected again after at least this time, to see whether a rank has moved.
+_MIN_CONFIRM_S = 2.0
+# Each look without a verdict doubles the time until the next look.
+_BACKOFF = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProgress:
-    """What a rank has told of its progress in the point."""
+    """How far a rank is in the point."""
 
-    # Blocks of steps that it has finished; the warm-up counts.
+    # Number of finished blocks of steps, warm-up included.
     blocks: int
-    # When its last block began or ended, by a clock of the driver.
+    # When its last block began or ended, on the driver's monotonic clock.
     last_s: float
     longest_block_s: float
-    # Whether it runs steps now. Between two blocks ranks may build, check or compile for long.
+    # Whether the rank runs steps now. Between blocks, ranks may build, check or compile for long.
     is_in_block: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A look that is due."""
+    """When and how to look at a point for a rank that hangs."""
 
-    # By the clock of `RankProgress.last_s`.
+    # On the driver's monotonic clock.
     due_s: float
-    # A shorter wait in a collective says nothing.
-    least_wait_s: float
-    # Between the two looks whose evidence `verdict.judge` compares.
+    # A rank that has been in a collective for a shorter time does not count as waiting.
+    min_wait_s: float
+    # Time from the first to the last collection of evidence.
     confirm_after_s: float
 
 
 def next_look(ranks: Sequence[RankProgress], looks: int) -> Look | None:
-    """Return when to look at the point; None while only the limits of set-up count.
+    """Return when to look at the point; None before the first step and between blocks.
 
     Args:
-        ranks: ranks that have not answered.
-        looks: number of looks since the last progress of any rank.
+        ranks: progress of the ranks that have not ended the point.
+        looks: number of looks since any rank has made progress.
     """
-    # A first step may compile or load data for minutes.
+    # The first step may compile or load data for minutes.
     if not any(rank.is_in_block for rank in ranks) or any(rank.blocks == 0 for rank in ranks):
         return None
     longest_s = max(rank.longest_block_s for rank in ranks)
-    limit_s = max(_LEAST_S, _BLOCKS * longest_s)
+    stall_s = max(_MIN_STALL_S, _STALL_BLOCKS * longest_s)
     return Look(
-        due_s=min(rank.last_s for rank in ranks) + limit_s * _LATER**looks,
-        least_wait_s=_WAITED * limit_s,
-        confirm_after_s=max(_CONFIRM_S, longest_s),
+        due_s=min(rank.last_s for rank in ranks) + stall_s * _BACKOFF**looks,
+        min_wait_s=_WAIT_SHARE * stall_s,
+        confirm_after_s=max(_MIN_CONFIRM_S, longest_s),
     )

@@ -1,11 +1,11 @@
-"""Which rank hangs and why, from the evidence of all ranks. Pure.
+"""Decides from the evidence of all ranks which rank hangs and why. Pure.
 
-No rank is blamed where the evidence fits several ranks, or where all ranks do the same.
+No rank is blamed if the evidence fits several explanations, or if all ranks do the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from raybench.hangs.evidence import Evidence, RankEvidence
@@ -15,53 +15,53 @@ from raybench.hangs.recorder import Call, Stage
 from raybench.hangs.stacks import Frame, Wait
 from raybench.records.hang import HangCause, HangVerdict, RecorderState
 
+# What a late rank waits for -> the cause of the hang.
 _CAUSE_OF_WAIT = {
     Wait.SLEEP: HangCause.SLEEPS,
     Wait.LOCK: HangCause.WAITS_FOR_LOCK,
     Wait.DATA: HangCause.WAITS_FOR_DATA,
     Wait.DEVICE: HangCause.DEVICE_BUSY,
-    # The rank has made as many steps as the others with fewer collectives.
+    # The rank has run as many steps as the other ranks, but fewer collectives.
     Wait.BLOCK_END: HangCause.SKIPPED,
     Wait.POINT_END: HangCause.SKIPPED,
 }
-# A rank that waits so has not left its code for long; it may be late in a collective.
-_WAITS_OF_PEERS = (Wait.PEERS, Wait.DEVICE, Wait.BLOCK_END, Wait.POINT_END)
+# Waits inside torch or raybench. They do not show that the rank's own code is stuck.
+_WAITS_OUTSIDE_USER_CODE = (Wait.PEERS, Wait.DEVICE, Wait.BLOCK_END, Wait.POINT_END)
 
 
-def judge(evidence: Evidence, before: Evidence | None, least_wait_s: float) -> HangVerdict | None:
-    """Return the verdict; None where the ranks go on, a rank works, or no rank stands out.
+def judge(evidence: Evidence, earlier: Evidence | None, min_wait_s: float) -> HangVerdict | None:
+    """Return which rank hangs; None if a rank makes progress, works, or none stands out.
 
     Args:
-        before: an earlier look at the same ranks; None if there was none.
-        least_wait_s: a rank waits in a collective after so long.
+        earlier: evidence collected some seconds before, if any.
+        min_wait_s: a rank that has been in a collective for a shorter time is not waiting.
     """
-    if before is not None and _has_moved(evidence, before):
+    if earlier is not None and _has_progressed(evidence, earlier):
         return None
-    judges: Sequence[Callable[[], HangVerdict | None]] = (
-        lambda: _judge_processes(evidence.ranks, least_wait_s),
-        lambda: _judge_collectives(evidence.ranks, least_wait_s),
-        lambda: _judge_launches(evidence),
-        lambda: _judge_stacks(evidence.ranks),
+    # The most certain kind of evidence comes first.
+    verdict = (
+        _judge_processes(evidence.ranks, min_wait_s)
+        or _judge_collectives(evidence.ranks, min_wait_s)
+        or _judge_launches(evidence)
+        or _judge_stacks(evidence.ranks)
     )
-    verdicts = (judge() for judge in judges)
-    verdict = next((verdict for verdict in verdicts if verdict is not None), None)
-    if verdict is None or _works(verdict, evidence, before):
+    if verdict is None or _is_working(verdict, evidence, earlier):
         return None
-    order = list(RecorderState)
-    worst = max((rank.recorder for rank in evidence.ranks), key=order.index)
-    return replace(verdict, recorder=worst)
+    best_to_worst = list(RecorderState)
+    worst_recorder = max((rank.recorder for rank in evidence.ranks), key=best_to_worst.index)
+    return replace(verdict, recorder=worst_recorder)
 
 
-def _has_moved(now: Evidence, before: Evidence) -> bool:
-    """Return whether any rank has entered or finished a collective between two looks."""
-    for new, old in zip(now.ranks, before.ranks, strict=True):
-        if new.recorder is old.recorder and _progress(new) != _progress(old):
+def _has_progressed(evidence: Evidence, earlier: Evidence) -> bool:
+    """Return whether any rank has entered or finished a collective in the meantime."""
+    for now, before in zip(evidence.ranks, earlier.ranks, strict=True):
+        if now.recorder is before.recorder and _call_counts(now) != _call_counts(before):
             return True
     return False
 
 
-def _progress(rank: RankEvidence) -> Mapping[str, tuple[int, int]]:
-    """Return group -> number of the last call, and count of unfinished calls."""
+def _call_counts(rank: RankEvidence) -> Mapping[str, tuple[int, int]]:
+    """Return group -> sequence number of the last call, and number of unfinished calls."""
     groups = {call.group for call in rank.recording.calls}
     return {
         group: (rank.recording.last_number(group), len(rank.recording.pending(group)))
@@ -69,45 +69,47 @@ def _progress(rank: RankEvidence) -> Mapping[str, tuple[int, int]]:
     }
 
 
-def _works(verdict: HangVerdict, now: Evidence, before: Evidence | None) -> bool:
-    """Return whether the named rank is late because it works, as in an evaluation of its own."""
-    ranks = [*now.ranks, *(before.ranks if before else ())]
+def _is_working(verdict: HangVerdict, evidence: Evidence, earlier: Evidence | None) -> bool:
+    """Return whether the blamed rank only works for long: it compiles, or its stack changes."""
+    ranks = [*evidence.ranks, *(earlier.ranks if earlier else ())]
     looks = [rank for rank in ranks if rank.rank == verdict.rank]
     if any(rank.wait is Wait.COMPILER for rank in looks):
         return True
     if verdict.cause not in (HangCause.NOT_ENTERED, HangCause.DEVICE_BUSY):
         return False
-    calls = {_calls_on(rank.stack) for rank in looks if rank.stack}
-    return len(calls) > 1
+    stacks = {_without_innermost_line(rank.stack) for rank in looks if rank.stack}
+    return len(stacks) > 1
 
 
-def _calls_on(stack: Sequence[Frame]) -> tuple[object, ...]:
-    """Return a stack without the line of its innermost frame, which changes in an endless loop."""
-    inner, *outer = stack
-    return (inner.path, inner.function, *outer)
+def _without_innermost_line(stack: Sequence[Frame]) -> tuple[object, ...]:
+    """Drop the innermost line number, because it changes even in an endless loop."""
+    innermost, *outer = stack
+    return (innermost.path, innermost.function, *outer)
 
 
 # ---- processes
 
 
-def _judge_processes(ranks: Sequence[RankEvidence], least_wait_s: float) -> HangVerdict | None:
-    """Return the verdict where processes have died or are stopped."""
-    for cause, guilty in (
-        (HangCause.DIED, [rank for rank in ranks if rank.process.has_ended]),
-        (HangCause.STOPPED, [rank for rank in ranks if rank.process.is_stopped]),
-    ):
-        if guilty:
-            others = [rank for rank in ranks if rank not in guilty]
-            waiting = [(rank, call) for rank in others if (call := _first_wait(rank, least_wait_s))]
-            call = waiting[0][1] if waiting else None
-            return _blame(cause, guilty, [rank for rank, _ in waiting], call)
-    return None
+def _judge_processes(ranks: Sequence[RankEvidence], min_wait_s: float) -> HangVerdict | None:
+    """Blame ranks whose processes have died, else ranks whose processes are stopped."""
+    cause, guilty = HangCause.DIED, [rank for rank in ranks if rank.process.has_ended]
+    if not guilty:
+        cause, guilty = HangCause.STOPPED, [rank for rank in ranks if rank.process.is_stopped]
+    if not guilty:
+        return None
+    waiting, first_call = [], None
+    for rank in ranks:
+        call = _first_waiting_call(rank, min_wait_s)
+        if call is not None and rank not in guilty:
+            waiting.append(rank)
+            first_call = first_call or call
+    return _blame(cause, guilty, waiting, first_call)
 
 
-def _first_wait(rank: RankEvidence, least_wait_s: float) -> Call | None:
-    """Return the earliest call of any group in which the rank waits."""
+def _first_waiting_call(rank: RankEvidence, min_wait_s: float) -> Call | None:
+    """Return the earliest call, of any group, in which the rank waits."""
     pending = (call for call in rank.recording.calls if call.stage is not Stage.DONE)
-    return next((call for call in pending if call.age_s >= least_wait_s), None)
+    return next((call for call in pending if call.age_s >= min_wait_s), None)
 
 
 # ---- flight recorder
@@ -115,116 +117,115 @@ def _first_wait(rank: RankEvidence, least_wait_s: float) -> Call | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GroupState:
-    """Where the ranks of a process group are in its calls."""
+    """How far the ranks of a process group are in its earliest unfinished call."""
 
     name: str
     members: tuple[RankEvidence, ...]
-    # Number of the earliest unfinished call.
-    number: int
-    # Ranks that wait in this call or in a later one.
-    waiting: tuple[RankEvidence, ...]
+    # The earliest call in which a member waits.
     call: Call
-    # Members that have entered only earlier calls.
-    behind: tuple[RankEvidence, ...]
+    # Members that wait in this call or in a later call.
+    waiting: tuple[RankEvidence, ...]
+    # Members that have not entered the call.
+    late: tuple[RankEvidence, ...]
 
 
-def _judge_collectives(ranks: Sequence[RankEvidence], least_wait_s: float) -> HangVerdict | None:
-    """Return the verdict by the collectives that the ranks have entered."""
-    states = list(_group_states(ranks, least_wait_s))
+def _judge_collectives(ranks: Sequence[RankEvidence], min_wait_s: float) -> HangVerdict | None:
+    """Return the verdict from the collectives that the ranks have entered."""
+    states = list(_group_states(ranks, min_wait_s))
+    if not states:
+        return None
     for state in states:
-        if (verdict := _judge_calls(state)) is not None:
+        if (verdict := _judge_mismatch(state)) is not None:
             return verdict
     waiting = {rank.rank for state in states for rank in state.waiting}
     for state in states:
-        # A rank that waits in another group is late for the sake of that group.
-        guilty = [rank for rank in state.behind if rank.rank not in waiting]
+        # A rank that waits in another group is not guilty: the other group holds it up.
+        guilty = [rank for rank in state.late if rank.rank not in waiting]
         if guilty and len(guilty) < len(state.members):
-            return _not_entered(guilty, state)
+            return _judge_late(guilty, state)
     for state in states:
-        if not state.behind:
-            return _not_finished(state)
-    if states:
-        state = states[0]
-        return _blame(HangCause.UNKNOWN, (), state.waiting, state.call)
-    return None
+        if not state.late:
+            return _judge_unfinished(state)
+    return _blame(HangCause.UNKNOWN, (), states[0].waiting, states[0].call)
 
 
-def _group_states(ranks: Sequence[RankEvidence], least_wait_s: float) -> Iterator[_GroupState]:
+def _group_states(ranks: Sequence[RankEvidence], min_wait_s: float) -> Iterator[_GroupState]:
     """Yield each group in whose calls ranks wait."""
     names = dict.fromkeys(call.group for rank in ranks for call in rank.recording.calls)
     for name in names:
         members = _members(ranks, name)
-        waits = {}
+        # Rank -> the earliest call in which it waits.
+        waiting_calls = {}
         for rank in members:
-            pending = [c for c in rank.recording.pending(name) if c.age_s >= least_wait_s]
-            if pending:
-                waits[rank.rank] = min(pending, key=lambda call: call.number)
-        if not waits or len(members) < 2:
+            calls = [call for call in rank.recording.pending(name) if call.age_s >= min_wait_s]
+            if calls:
+                waiting_calls[rank.rank] = min(calls, key=lambda call: call.number)
+        if not waiting_calls or len(members) < 2:
             continue
-        number = min(call.number for call in waits.values())
+        call = min(waiting_calls.values(), key=lambda call: call.number)
         yield _GroupState(
             name=name,
             members=members,
-            number=number,
-            waiting=tuple(rank for rank in members if rank.rank in waits),
-            call=next(call for call in waits.values() if call.number == number),
-            behind=tuple(rank for rank in members if _is_behind(rank, name, number)),
+            call=call,
+            waiting=tuple(rank for rank in members if rank.rank in waiting_calls),
+            late=tuple(rank for rank in members if not _has_entered(rank, call)),
         )
 
 
 def _members(ranks: Sequence[RankEvidence], group: str) -> tuple[RankEvidence, ...]:
-    """Return the ranks of a group; ranks without a recording may be in any group."""
-    lists = (rank.recording.members.get(group) for rank in ranks)
-    numbers = next((members for members in lists if members), None)
-    if numbers is not None:
-        return tuple(rank for rank in ranks if rank.rank in numbers)
-    return tuple(rank for rank in ranks if _calls_in(rank, group) or not _is_read(rank))
+    """Return the ranks of a group."""
+    for rank in ranks:
+        if members := rank.recording.members.get(group):
+            return tuple(rank for rank in ranks if rank.rank in members)
+    # torch has not recorded the members. A rank without a recording may be in any group.
+    return tuple(rank for rank in ranks if _calls_in(rank, group) or not _has_recording(rank))
 
 
 def _calls_in(rank: RankEvidence, group: str) -> dict[int, Call]:
-    """Return number -> call, for the calls of the rank in a group."""
+    """Return sequence number -> call, for the calls of the rank in a group."""
     return {call.number: call for call in rank.recording.calls if call.group == group}
 
 
-def _is_read(rank: RankEvidence) -> bool:
+def _has_recording(rank: RankEvidence) -> bool:
     return rank.recorder is RecorderState.ON
 
 
-def _is_behind(rank: RankEvidence, group: str, number: int) -> bool:
-    """Return whether the rank has not entered the call; without its recorder, by its stack."""
-    if _is_read(rank):
-        return rank.recording.last_number(group) < number
-    # The stack came without a recording, so the rank's own code keeps the interpreter lock. A
-    # rank without a stack may only be slow to answer.
-    keeps_lock = rank.recorder is RecorderState.NO_ANSWER and bool(rank.stack)
-    return keeps_lock and rank.wait not in _WAITS_OF_PEERS
+def _has_entered(rank: RankEvidence, call: Call) -> bool:
+    """Return whether the rank has entered the call; without a recording the stack decides."""
+    if _has_recording(rank):
+        return rank.recording.last_number(call.group) >= call.number
+    # The process sent a stack but no recording, so the user's code holds the GIL. A process that
+    # sent neither may only be slow.
+    holds_gil = rank.recorder is RecorderState.NO_ANSWER and bool(rank.stack)
+    return not holds_gil or rank.wait in _WAITS_OUTSIDE_USER_CODE
 
 
-def _not_entered(late: Sequence[RankEvidence], state: _GroupState) -> HangVerdict:
-    """Return the verdict on ranks that are elsewhere while others wait in a collective."""
-    guilty = _running_first(late)
+def _judge_late(late: Sequence[RankEvidence], state: _GroupState) -> HangVerdict:
+    """Return the verdict on ranks that have not entered the call in which other ranks wait."""
+    guilty = _sort_ended_last(late)
     cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
     waiting = [rank for rank in state.waiting if rank not in guilty]
     if cause is HangCause.SKIPPED and len(guilty) > len(waiting):
-        # Most ranks have finished their steps, so the waiting ranks may have entered one call too
-        # many.
+        # Most ranks have finished their steps, so the waiting ranks may have called one collective
+        # too many.
         return _blame(HangCause.UNKNOWN, (), waiting, state.call)
     return _blame(cause, guilty, waiting, state.call)
 
 
-def _running_first(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Return the ranks with those that have answered at the end."""
+def _sort_ended_last(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Move ranks that have ended the point to the end."""
     return sorted(ranks, key=lambda rank: rank.wait is Wait.POINT_END)
 
 
-def _not_finished(state: _GroupState) -> HangVerdict:
-    """Return the verdict where all members have entered the call."""
+def _judge_unfinished(state: _GroupState) -> HangVerdict:
+    """Return the verdict if all members have entered the call, which does not finish."""
+    # Rank -> how far the call is there; None if the recording no longer has the call.
     stages = {}
     for rank in state.members:
-        call = _calls_in(rank, state.name).get(state.number)
+        call = _calls_in(rank, state.name).get(state.call.number)
         stages[rank.rank] = call.stage if call else None
     not_begun = [rank for rank in state.members if stages[rank.rank] is Stage.ENTERED]
-    # Without times of collectives no call is known to have begun.
+    # If the call runs on some devices but not on others, the other devices are busy.
     if not_begun and Stage.BEGUN in stages.values():
         others = [rank for rank in state.members if rank not in not_begun]
         return _blame(HangCause.DEVICE_BUSY, not_begun, others, state.call)
@@ -233,23 +234,30 @@ def _not_finished(state: _GroupState) -> HangVerdict:
 
 
 def _slowest_pair(state: _GroupState) -> tuple[int, ...]:
-    """Return the two members that have finished the fewest calls; empty if not two stand out."""
-    first_pending = []
+    """Return the two members that have finished the fewest calls; empty if no two stand out."""
+    # (Sequence number of the first unfinished call, rank), the slowest rank first.
+    positions = []
     for rank in state.members:
-        numbers = [call.number for call in rank.recording.pending(state.name)]
-        last = rank.recording.last_number(state.name)
-        first_pending.append((min(numbers, default=last + 1), rank.rank))
-    first_pending.sort()
-    slowest, others = first_pending[:2], first_pending[2:]
-    stand_out = not others or slowest[1][0] < others[0][0]
-    return tuple(sorted(rank for _, rank in slowest)) if stand_out else ()
+        pending = [call.number for call in rank.recording.pending(state.name)]
+        next_number = rank.recording.last_number(state.name) + 1
+        positions.append((min(pending, default=next_number), rank.rank))
+    positions.sort()
+    slowest, others = positions[:2], positions[2:]
+    if others and slowest[1][0] >= others[0][0]:
+        return ()
+    return tuple(sorted(rank for _, rank in slowest))
 
 
-def _judge_calls(state: _GroupState) -> HangVerdict | None:
-    """Return the verdict where members called different collectives under the same number."""
-    calls = {rank.rank: _calls_in(rank, state.name) for rank in state.members if _is_read(rank)}
-    calls = {rank: own for rank, own in calls.items() if own}
-    mismatch = find_mismatch(calls, state.number) if len(calls) > 1 else None
+def _judge_mismatch(state: _GroupState) -> HangVerdict | None:
+    """Return the verdict if members called different collectives under the same number."""
+    calls_of_ranks = {}
+    for rank in state.members:
+        calls = _calls_in(rank, state.name)
+        if calls and _has_recording(rank):
+            calls_of_ranks[rank.rank] = calls
+    if len(calls_of_ranks) < 2:
+        return None
+    mismatch = find_mismatch(calls_of_ranks, state.call.number)
     if mismatch is None:
         return None
     guilty = [rank for rank in state.members if rank.rank in mismatch.ranks]
@@ -267,45 +275,46 @@ def _judge_calls(state: _GroupState) -> HangVerdict | None:
 
 
 def _judge_launches(evidence: Evidence) -> HangVerdict | None:
-    """Return the verdict by the counts of NCCL's RAS service, where no recorder was read."""
-    if not isinstance(evidence.ras, RasReport) or any(map(_is_read, evidence.ranks)):
+    """Return the verdict from NCCL's RAS service, if there is no recording of any rank."""
+    if not isinstance(evidence.ras, RasReport) or any(map(_has_recording, evidence.ranks)):
         return None
     by_pid = {rank.process.pid: rank for rank in evidence.ranks}
-    # Containers on several nodes may have the same process ids; RAS then names no rank for certain.
+    # Containers may use the same process ids, so a process id would not identify a rank.
     if len(by_pid) < len(evidence.ranks):
         return None
     for communicator in evidence.ras.communicators:
-        answered = [rank for rank in communicator.ranks if not rank.is_missing]
-        silent = [by_pid[r.pid] for r in communicator.ranks if r.is_missing and r.pid in by_pid]
-        if silent and answered:
-            others = [by_pid[rank.pid] for rank in answered if rank.pid in by_pid]
-            cause = _CAUSE_OF_WAIT.get(silent[0].wait, HangCause.NOT_ENTERED)
-            return _blame(cause, silent, others, None)
-        if (verdict := _fewest_launches(answered, by_pid)) is not None:
+        ras_ranks = [rank for rank in communicator.ranks if rank.pid in by_pid]
+        answered = [rank for rank in ras_ranks if not rank.is_missing]
+        missing = [by_pid[rank.pid] for rank in ras_ranks if rank.is_missing]
+        if missing and answered:
+            others = [by_pid[rank.pid] for rank in answered]
+            cause = _CAUSE_OF_WAIT.get(missing[0].wait, HangCause.NOT_ENTERED)
+            return _blame(cause, missing, others, None)
+        if (verdict := _judge_launch_counts(answered, by_pid)) is not None:
             return verdict
     return None
 
 
-def _fewest_launches(
+def _judge_launch_counts(
     answered: Sequence[RasRank], by_pid: Mapping[int, RankEvidence]
 ) -> HangVerdict | None:
-    """Return the verdict on ranks that have launched fewer collectives of a kind."""
+    """Blame the ranks that have launched fewer collectives of one kind than the other ranks."""
     kinds = dict.fromkeys(kind for rank in answered for kind in rank.launched)
     for kind in kinds:
-        counts = [rank.launched.get(kind, 0) for rank in answered]
-        if min(counts) == max(counts):
+        counts = {rank.pid: rank.launched.get(kind, 0) for rank in answered}
+        smallest, largest = min(counts.values()), max(counts.values())
+        if smallest == largest:
             continue
-        late = [rank for rank in answered if rank.launched.get(kind, 0) < max(counts)]
-        guilty = _running_first([by_pid[rank.pid] for rank in late if rank.pid in by_pid])
-        others = [by_pid[r.pid] for r in answered if r not in late and r.pid in by_pid]
-        if guilty and others:
-            cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
-            verdict = _blame(cause, guilty, others, None)
-            return replace(verdict, collective=_name_in_torch(kind), number=min(counts) + 1)
+        late = [by_pid[pid] for pid, count in counts.items() if count < largest]
+        others = [by_pid[pid] for pid, count in counts.items() if count == largest]
+        guilty = _sort_ended_last(late)
+        cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
+        verdict = _blame(cause, guilty, others, None)
+        return replace(verdict, collective=_torch_name(kind), number=smallest + 1)
     return None
 
 
-def _name_in_torch(kind: str) -> str:
+def _torch_name(kind: str) -> str:
     """Return torch's name of a collective: `AllReduce` becomes `all_reduce`."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in kind).lstrip("_")
 
@@ -314,11 +323,11 @@ def _name_in_torch(kind: str) -> str:
 
 
 def _judge_stacks(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
-    """Return the verdict where some ranks wait for others by their stacks."""
+    """Return the verdict from the stacks alone, if all ranks sent one."""
     if any(not rank.stack and rank.wait is not Wait.POINT_END for rank in ranks):
         return None
     waiting = [rank for rank in ranks if _waits_by_stack(rank)]
-    guilty = _running_first([rank for rank in ranks if rank not in waiting])
+    guilty = _sort_ended_last([rank for rank in ranks if rank not in waiting])
     if not waiting or not guilty:
         return None
     cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
@@ -326,9 +335,10 @@ def _judge_stacks(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
 
 
 def _waits_by_stack(rank: RankEvidence) -> bool:
-    # A rank whose recorder shows no open collective waits for nobody inside torch.
-    in_torch = rank.wait in (Wait.PEERS, Wait.DEVICE) and not _is_read(rank)
-    return in_torch or rank.wait is Wait.BLOCK_END
+    if rank.wait is Wait.BLOCK_END:
+        return True
+    # A recording would have shown the collective in which the rank waits.
+    return rank.wait in (Wait.PEERS, Wait.DEVICE) and not _has_recording(rank)
 
 
 def _blame(
@@ -337,10 +347,10 @@ def _blame(
     waiting: Sequence[RankEvidence],
     call: Call | None,
 ) -> HangVerdict:
-    """Return the verdict on the first of `guilty`, or on no rank if there is none.
+    """Return the verdict that blames the first guilty rank, if there is one.
 
     Args:
-        call: the collective in which other ranks wait.
+        call: the collective in which the waiting ranks are, if known.
     """
     verdict = HangVerdict(
         cause=cause,

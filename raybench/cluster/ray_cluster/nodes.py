@@ -69,8 +69,8 @@ _RAY_LINE_PREFIXES = (":job_id:", ":actor_name:", ":task_name:")
 _POLL_S = 0.1
 # Less memory than any CUDA context needs, and more than the GPU driver keeps for itself.
 _MAX_LEFT_BYTES = 256 * MIB
-# Concurrency group of the methods that look for hanging ranks, and its threads: a look takes
-# seconds, in which the agent must answer other calls.
+# The methods that look for hanging ranks take seconds. They run in a concurrency group with its own
+# threads, so that the agent answers other calls meanwhile.
 _HANGS, _HANG_THREADS = "hangs", 4
 # How long to ignore the id of an ended process: NVML lists the process for some seconds more, and
 # the kernel does not reuse the id that soon.
@@ -197,20 +197,24 @@ class NodeAgent:
 
     @ray.method(concurrency_group=_HANGS)
     def progress(self, process_ids: Sequence[int]) -> dict[int, BlockProgress]:
-        """Return process id -> progress of a worker; workers that do not tell are left out."""
-        told = {process_id: read_progress(process_id) for process_id in process_ids}
-        return {process_id: progress for process_id, progress in told.items() if progress}
+        """Return process id -> progress, for workers whose progress can be read."""
+        progress = {process_id: read_progress(process_id) for process_id in process_ids}
+        return {process_id: known for process_id, known in progress.items() if known}
 
     @ray.method(concurrency_group=_HANGS)
     def hang_evidence(
         self, places: Sequence[RankPlace], world_size: int, asks_nccl: bool
     ) -> tuple[tuple[RankEvidence, ...], str | NoRas]:
-        """Return what is known of ranks on this node, and what NCCL's service told of all ranks.
+        """Return evidence on ranks of this node, and the answer of NCCL's RAS service.
 
-        Takes seconds, and does not hold up the other methods.
+        Args:
+            places: ranks on this node.
+            world_size: number of ranks of the point.
+            asks_nccl: whether to ask the service, which answers for all nodes.
         """
         ranks = collect(places, timeouts.HANG_EVIDENCE_S, world_size)
-        return ranks, ask_ras(ranks, timeouts.HANG_RAS_S) if asks_nccl else NoRas.REFUSED
+        ras_answer = ask_ras(ranks, timeouts.HANG_RAS_S) if asks_nccl else NoRas.REFUSED
+        return ranks, ras_answer
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
         """Return UUID -> growth of the memory in use since this agent started, if known."""
@@ -520,7 +524,7 @@ class NodeAgents:
         return tails
 
     def ask_progress(self, devices: Sequence[Device]) -> Request[dict[int, RankProgress]]:
-        """Ask for rank -> progress of its worker; ranks without an answer in 0.5 s are missing.
+        """Ask for rank -> progress of its worker; silent agents are skipped after 0.5 s.
 
         Args:
             devices: in rank order.
@@ -540,11 +544,11 @@ class NodeAgents:
                     )
             return ranks
 
-        calls = self._send("progress", devices, lambda here: (_process_ids(here),))
+        calls = self._send("progress", devices, lambda node_devices: (_process_ids(node_devices),))
         return _request(calls, timeouts.AGENT_ANSWER_S, read)
 
     def ask_evidence(self, devices: Sequence[Device]) -> Request[Evidence]:
-        """Ask what is known of ranks; no rank is there if an agent does not answer in 6 s.
+        """Ask for evidence on the ranks; it is empty if an agent does not answer in 6 s.
 
         Args:
             devices: in rank order.
@@ -560,20 +564,21 @@ class NodeAgents:
             )
             for rank, device in enumerate(devices)
         }
-        # NCCL answers for all hosts, so one agent asks it.
+        # NCCL's RAS service answers for all nodes, so only the agent of rank 0 asks the service.
         first = devices[0]
 
-        def arguments(here: list[Device]) -> tuple[Any, ...]:
-            asks_nccl = first.kind == "cuda" and here[0].node_id == first.node_id
-            return tuple(places[device.uuid] for device in here), len(devices), asks_nccl
+        def arguments(node_devices: list[Device]) -> tuple[Any, ...]:
+            asks_nccl = first.kind == "cuda" and node_devices[0].node_id == first.node_id
+            return tuple(places[device.uuid] for device in node_devices), len(devices), asks_nccl
 
         def read(answers: Mapping[str, Any]) -> Evidence:
-            ranks = list(chain(*(ranks_of_node for ranks_of_node, _ in answers.values())))
+            ranks = list(chain.from_iterable(ranks for ranks, _ in answers.values()))
             if len(ranks) < len(devices):
                 return Evidence(ranks=())
             ranks.sort(key=lambda rank: rank.rank)
             pids = [rank.process.pid for rank in ranks]
-            return Evidence(ranks=tuple(ranks), ras=read_ras(answers[first.node_id][1], pids))
+            _, ras_answer = answers[first.node_id]
+            return Evidence(ranks=tuple(ranks), ras=read_ras(ras_answer, pids))
 
         calls = self._send("hang_evidence", devices, arguments)
         return _request(calls, timeouts.HANG_ANSWER_S, read)

@@ -91,18 +91,18 @@ def test_a_rank_that_compiles_is_not_named():
 
 
 def test_a_rank_that_answered_has_skipped():
-    now = evidence(rank(0, WAITING), rank(1, LATE)).with_answers({1})
+    now = evidence(rank(0, WAITING), rank(1, LATE)).with_ended_ranks({1})
     verdict = judge(now, now, LEAST_WAIT_S)
     assert (verdict.cause, verdict.rank, verdict.line) == (HangCause.SKIPPED, 1, None)
     # Another rank that is late is the likelier cause.
     now = evidence(rank(0, WAITING), rank(1, LATE), rank(2, LATE, wait=Wait.LOCK))
-    verdict = judge(now.with_answers({1}), None, LEAST_WAIT_S)
+    verdict = judge(now.with_ended_ranks({1}), None, LEAST_WAIT_S)
     assert (verdict.cause, verdict.rank, verdict.also) == (HangCause.WAITS_FOR_LOCK, 2, (1,))
 
 
 def test_an_answered_rank_without_recorder_has_skipped():
     off = {"recorder": RecorderState.OFF}
-    now = evidence(rank(0, wait=Wait.PEERS, **off), rank(1, **off)).with_answers({1})
+    now = evidence(rank(0, wait=Wait.PEERS, **off), rank(1, **off)).with_ended_ranks({1})
     verdict = judge(now, None, LEAST_WAIT_S)
     assert (verdict.cause, verdict.rank) == (HangCause.SKIPPED, 1)
 

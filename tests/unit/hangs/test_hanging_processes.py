@@ -68,7 +68,7 @@ def asked(pid, timeout_s=5.0):
     time.sleep(0.3)  # until it is stuck
     (answer,) = processes.ask([pid], timeout_s)
     frames = stacks.read(answer.stack)
-    return answer, frames, stacks.wait_of(frames, answer.facts.kernel_wait)
+    return answer, frames, stacks.classify_wait(frames, answer.facts.kernel_wait)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_a_stuck_rank_shows_its_line(tmp_path, code, wait, line):
     with running(tmp_path, code) as (pid, _):
         answer, frames, known = asked(pid)
     assert known is wait
-    assert stacks.place_of(frames).path.endswith("train.py")
-    assert line in (None, stacks.place_of(frames).line)
+    assert stacks.find_user_frame(frames).path.endswith("train.py")
+    assert line in (None, stacks.find_user_frame(frames).line)
     assert isinstance(answer.dumps, processes.Dumps)  # empty: torch is not loaded
     assert not answer.dumps.data
 
@@ -96,7 +96,7 @@ def test_without_told_handlers_no_signal_is_sent(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "has_handler", lambda *_: False)
     with running(tmp_path, LOCKED) as (pid, _):
         answer, frames, wait = asked(pid)
-    assert str(stacks.place_of(frames)) == "train.py:9"
+    assert str(stacks.find_user_frame(frames)) == "train.py:9"
     assert wait is Wait.LOCK
     assert answer.dumps.stack == answer.stack
 
@@ -115,7 +115,7 @@ def test_a_held_interpreter_lock_shows_the_stack(tmp_path):
     with running(tmp_path, HOLDS) as (pid, _):
         answer, frames, _ = asked(pid, timeout_s=1.0)
     assert answer.dumps is NoAnswer.LATE
-    assert str(stacks.place_of(frames)) == "train.py:9"
+    assert str(stacks.find_user_frame(frames)) == "train.py:9"
 
 
 def test_a_stopped_process_is_seen_as_stopped(tmp_path):
@@ -151,7 +151,7 @@ def test_a_program_that_took_the_signal_survives(tmp_path):
     with running(tmp_path, reset + SLEEPS) as (pid, _):
         answer, frames, _ = asked(pid)
         # The thread of the responder has written the stack.
-        assert str(stacks.place_of(frames)) == "train.py:9"
+        assert str(stacks.find_user_frame(frames)) == "train.py:9"
         assert isinstance(answer.dumps, processes.Dumps)
 
 

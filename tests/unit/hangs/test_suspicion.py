@@ -13,7 +13,7 @@ def progress(last_s=100.0, longest_s=1.0, blocks=3, **fields):
 def test_a_look_follows_three_longest_blocks(longest_s, due_s):
     look = next_look([progress(), progress(longest_s=longest_s)], looks=0)
     assert look.due_s == due_s
-    assert look.least_wait_s == (due_s - 100) / 2
+    assert look.min_wait_s == (due_s - 100) / 2
 
 
 def test_the_rank_without_progress_decides():
