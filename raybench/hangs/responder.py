@@ -89,12 +89,12 @@ class Responder:
 
     def __init__(self) -> None:
         """Make the stack of the calling thread readable from outside; starts no thread."""
-        self._stacks = os.memfd_create(STACKS)
-        self._answers = os.memfd_create(ANSWERS)
+        self._stacks_file = os.memfd_create(STACKS)
+        self._answers_file = os.memfd_create(ANSWERS)
         self._note_thread()
         self._pipe: int | None = None
         self._signal = self._register_signal()
-        self.blocks = Blocks(self._answers)
+        self.blocks = Blocks(self._answers_file)
         self._write_facts()
 
     def serve(self) -> None:
@@ -119,7 +119,7 @@ class Responder:
         for number in range(signal.SIGRTMIN + _SKIPPED_SIGNALS, signal.SIGRTMAX + 1):
             if signal.getsignal(number) is signal.SIG_DFL:
                 # faulthandler cannot read the frames of other threads safely while they run.
-                faulthandler.register(number, file=self._stacks, all_threads=False)
+                faulthandler.register(number, file=self._stacks_file, all_threads=False)
                 return number
         return None
 
@@ -135,7 +135,7 @@ class Responder:
 
     def _write_json(self, offset: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
-        os.pwrite(self._answers, data.ljust(JSON_BYTES, b"\0"), offset)
+        os.pwrite(self._answers_file, data.ljust(JSON_BYTES, b"\0"), offset)
 
     def _serve_requests(self) -> None:
         assert self._pipe is not None
@@ -144,9 +144,9 @@ class Responder:
             # The answer contains the errors of torch. Any other error must not end this thread;
             # the request then gets no answer.
             with suppress(Exception):
-                self._answer(request)
+                self._write_answer(request)
 
-    def _answer(self, request: int) -> None:
+    def _write_answer(self, request: int) -> None:
         """Write the stack and the dumps, then the head, which marks the answer as complete."""
         parts, error = {STACK: self._python_stack()}, ""
         # A process without torch.distributed has no flight recorder.
@@ -164,7 +164,7 @@ class Responder:
             # Each version of torch raises another error, so the answer contains the error as text.
             except Exception as raised:
                 error = ascii(raised)[:_MAX_ERROR_CHARACTERS]
-        os.pwrite(self._answers, b"".join(parts.values()), BODY_AT)
+        os.pwrite(self._answers_file, b"".join(parts.values()), BODY_AT)
         sizes = {name: len(part) for name, part in parts.items()}
         head = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
         self._write_json(HEAD_AT, head)

@@ -150,7 +150,7 @@ def _judge_collectives(ranks: Sequence[RankEvidence], min_wait_s: float) -> Hang
 
 
 def _group_states(ranks: Sequence[RankEvidence], min_wait_s: float) -> Iterator[_GroupState]:
-    """Yield each group in whose calls ranks wait."""
+    """Yield the state of each group that has a waiting rank."""
     names = dict.fromkeys(call.group for rank in ranks for call in rank.recording.calls)
     for name in names:
         members = _members(ranks, name)
@@ -218,7 +218,7 @@ def _sort_ended_last(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
 
 
 def _judge_unfinished(state: _GroupState) -> HangVerdict:
-    """Return the verdict if all members have entered the call, which does not finish."""
+    """Return the verdict if all members have entered a call that does not finish."""
     # Rank -> how far the call is there; None if the recording no longer has the call.
     stages = {}
     for rank in state.members:
@@ -323,7 +323,7 @@ def _torch_name(kind: str) -> str:
 
 
 def _judge_stacks(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
-    """Return the verdict from the stacks alone, if all ranks sent one."""
+    """Return the verdict from the stacks alone, if all running ranks have sent a stack."""
     if any(not rank.stack and rank.wait is not Wait.POINT_END for rank in ranks):
         return None
     waiting = [rank for rank in ranks if _waits_by_stack(rank)]
@@ -335,6 +335,7 @@ def _judge_stacks(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
 
 
 def _waits_by_stack(rank: RankEvidence) -> bool:
+    """Return whether the stack shows that the rank waits for other ranks."""
     if rank.wait is Wait.BLOCK_END:
         return True
     # A recording would have shown the collective in which the rank waits.
