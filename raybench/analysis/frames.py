@@ -91,8 +91,7 @@ def load(
             pa.bool_(): pd.BooleanDtype(),
             pa.string(): pd.StringDtype(),
         }
-        stored = reader.read_table(root, table, run_id)
-        frame = stored.to_pandas(maps_as_pydicts="strict", types_mapper=types.get)
+        frame = reader.to_frame(reader.read_table(root, table, run_id), types)
     else:
         folder, run_id = reader.find_run(root, run_id) if run_id else (Path(root), None)
         frame = _scaling(folder, run_id) if table == SCALING else _summary(folder, run_id)

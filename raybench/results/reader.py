@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raybench.errors import ResultsError, ResultsWarning
@@ -264,7 +265,7 @@ _ATTEMPT_PART = re.compile(r"\d+-(\w+)-(\d+)\.parquet$")
 
 
 def load_table(root: str | Path, table: str, run_id: str | None = None) -> pd.DataFrame:
-    """Return a table as a frame: null is NaN or None, maps are dicts, lists are arrays.
+    """Return a table as a frame: null is NaN or None, maps and structs are dicts, lists are arrays.
 
     Args:
         table: one of TABLE_NAMES.
@@ -274,7 +275,24 @@ def load_table(root: str | Path, table: str, run_id: str | None = None) -> pd.Da
     Raises:
         ResultsError: the folder, table or run does not exist or cannot be read.
     """
-    frame: pd.DataFrame = read_table(root, table, run_id).to_pandas(maps_as_pydicts="strict")
+    return to_frame(read_table(root, table, run_id))
+
+
+def to_frame(table: pa.Table, types: Mapping[Any, Any] = MappingProxyType({})) -> pd.DataFrame:
+    """Return an Arrow table as a frame.
+
+    Args:
+        types: Arrow type -> pandas type; other types are pandas's choice.
+    """
+    import pandas as pd
+    import pyarrow as pa
+
+    frame: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict", types_mapper=types.get)
+    for field in table.schema:
+        if pa.types.is_struct(field.type):
+            # pyarrow makes the integers of structs floats where any row of the column is null.
+            values = table[field.name].to_pylist()
+            frame[field.name] = pd.Series(values, index=frame.index, dtype=object)
     return frame
 
 

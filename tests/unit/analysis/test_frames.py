@@ -23,6 +23,7 @@ import raybench
 from raybench.analysis.rounds import rank_steps
 from raybench.analysis.scaling import write_summary
 from raybench.errors import ResultsError, ResultsWarning
+from raybench.records.hang import HangCause, HangVerdict
 from raybench.results.record_rows import sample_columns
 from raybench.results.tables import TABLES
 
@@ -62,6 +63,14 @@ def test_missing_integer_does_not_turn_column_into_floats(results):
     assert str(points.loc[2, "peak_mem_allocated_bytes"]) == str(2**30 + 1)
     assert points.loc[4, "peak_mem_allocated_bytes"] is pd.NA
     assert points.loc[2, "params"]["hidden"] == "4096"
+
+
+def test_integers_of_a_hang_stay_integers_beside_healthy_points(tmp_path):
+    verdict = HangVerdict(cause=HangCause.SLEEPS, rank=1, pid=4711, waiting_ranks=(0,))
+    hung = make_failed(make_point(world_size=2), hang=verdict)
+    write_run(tmp_path, "run-a", [make_record(make_point()), hung])
+    hang = raybench.load(tmp_path, "points").set_index("world_size").loc[2, "hang"]
+    assert f"{hang['rank']} {hang['pid']} {hang['waiting_ranks']}" == "1 4711 [0]"
 
 
 def test_scaling_lists_each_point_once_with_speed_up(results):

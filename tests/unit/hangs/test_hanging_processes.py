@@ -101,6 +101,13 @@ def test_without_told_handlers_no_signal_is_sent(tmp_path, monkeypatch):
     assert answer.dumps.stack == answer.stack
 
 
+def test_finding_the_process_of_a_script_leaves_no_file_open(tmp_path):
+    with running(tmp_path, SLEEPS) as (pid, _):
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert processes.rank_process(os.getpid()) == pid
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_handlers_are_read_from_the_kernel(tmp_path):
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nSigCgt:\t0000000000000400\n")
