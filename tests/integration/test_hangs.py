@@ -19,16 +19,18 @@ def test_a_hang_ends_its_point_soon(tmp_path):
     assert "sleeps at hang_workloads.py:" in printed
 
 
+# Half of the kinds at a time, because a busy host needs 40 s for a point.
 @pytest.mark.long
+@pytest.mark.parametrize("kinds", [ON_GLOO[::2], ON_GLOO[1::2]], ids=" ".join)
 @pytest.mark.parametrize("is_script", [False, True], ids=["class", "script"])
-def test_each_way_to_hang_is_told(tmp_path, is_script):
-    cases = [Case(kind=kind, rank=number % 4) for number, kind in enumerate(ON_GLOO)]
+def test_each_way_to_hang_is_told(tmp_path, is_script, kinds):
+    cases = [Case(kind=kind, rank=number % 4) for number, kind in enumerate(kinds)]
     write_job(tmp_path, cases, world_size=4, is_script=is_script)
     printed = run(tmp_path, "cpu", 280)
     found = results(tmp_path, cases)
     print(printed, *found, sep="\n")
-    assert sum(result.is_rank_right for result in found) >= len(cases) - 1
-    assert sum(result.is_cause_right for result in found) >= len(cases) - 1
+    assert [result.is_rank_right for result in found] == [True] * len(cases)
+    assert [result.is_cause_right for result in found] == [True] * len(cases)
 
 
 @pytest.mark.long
