@@ -325,7 +325,7 @@ def _log_half_widths(data: RunData, metric: Metric) -> dict[str, float]:
     """Return half the width of each point's 95 % interval over the rounds, as a logarithm."""
 
     def value_of_round(row: PointRow) -> float | None:
-        # A round has no column for this metric.
+        # Rounds have no column for samples per joule, so it is computed here.
         if metric.name == "samples_per_joule":
             return samples_per_joule([row])
         value = value_of(row, metric)

@@ -297,7 +297,7 @@ def setting_of(row: HasSettings, name: str) -> Any:
 
 
 def batch_column(row: HasSettings) -> str | None:
-    """Return the batch column that the job sets; None without a batch."""
+    """Return the column with the batch that the job sets, by its scaling; None without a batch."""
     return _BATCH_COLUMNS.get(row.scaling or "")
 
 

@@ -264,6 +264,7 @@ def _position(node: Node) -> Position:
 def _encodable(text: str) -> str:
     """Return the text, escaped if files or processes cannot hold it."""
     is_damaged = "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
+    # ruamel.yaml returns a subclass of str; files and processes get a plain one.
     return ascii(text) if is_damaged else str(text)
 
 

@@ -510,7 +510,7 @@ def _missing_side(row: ComparedPoint) -> str:
 
 
 def _has_failed_side(row: ComparedPoint) -> bool:
-    """Return whether both sides have the point, and one of them has no rate of it."""
+    """Return whether both sides have the point, but a side measured no rate: no verdict."""
     return row.verdict is None and not _missing_side(row)
 
 

@@ -118,7 +118,7 @@ def lead(answer: RunAnswer) -> str:
 
 
 def headline(answer: RunAnswer) -> str:
-    """Return the values of the answer in one sentence; "" if nothing was measured."""
+    """Return the values of the answer in one sentence; "" if the run has no rows."""
     ranks = answer.data.ranks
     if answer.data.rows and not answer.data.ok_rows:
         return "No point ended ok."

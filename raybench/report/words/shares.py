@@ -160,7 +160,7 @@ def estimated_gains(speeds: Sequence[float], exchange: float) -> str:
 
 
 def slow_rank(row: ScaledRow, ranks: str) -> str:
-    """Return which rank is slow and what other shares would gain; "" if no gain reaches 2 %.
+    """Return a sentence on the slow rank and the gain by other shares; "" for a gain below 2 %.
 
     Args:
         row: a point with equal shares and a slow rank.
