@@ -1,6 +1,7 @@
 """How the Ray that a sweep starts for itself brings up processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,7 +99,12 @@ class Struck:
             struck_s = time.monotonic()
             self.returncode = driver.wait(timeout=120)
         self.after_s = time.monotonic() - struck_s
-        self.lines = errors.read_text().splitlines()
+        # Without the estimate and the phases of the start.
+        self.lines = [
+            line
+            for line in errors.read_text().splitlines()
+            if not re.match(r"\d+ points?: about |starting ", line)
+        ]
 
     @staticmethod
     def _is_there(driver, title, said, errors):
