@@ -23,7 +23,7 @@ from tests.integration.sweeps import cpu_sweep
 def test_sweep():
     done = cpu_sweep(Path(__file__).parent, "--address", "auto")
     assert done.returncode == 0, done.stderr
-    assert "\nprivate Ray on this host, " in done.stderr
+    assert "private Ray on this host, " in done.stderr
 """
 
 
@@ -35,7 +35,7 @@ def test_a_users_sweep_joins_no_test_cluster(three_nodes, tmp_path):
     theirs[FOLDER_VARIABLE] = str(tmp_path / "locks")
     done = cpu_sweep(tmp_path, "--address", "auto", env=theirs)
     assert done.returncode == 0, done.stderr
-    assert "\nprivate Ray on this host, " in done.stderr
+    assert "private Ray on this host, " in done.stderr
 
 
 def test_a_test_neither_joins_nor_sees_the_users(tmp_path, monkeypatch):
