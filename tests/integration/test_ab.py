@@ -82,7 +82,13 @@ def test_slowdown_and_failure_of_new_code_are_found(repository, address):
     assert verdict["pairs"] >= 6
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="interrupt"),
+        pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.long),
+    ],
+)
 def test_gate_goes_on_after_its_process_ended(number, repository, address):
     process = subprocess.Popen(
         [*RAYBENCH, *words(address, "--old", "HEAD", "--new", "HEAD")],

@@ -58,7 +58,7 @@ def test_everything_works_in_a_script(folder):
     assert not [word for argv in runs["argv"] for word in argv if "nonsense" in word]
 
 
-@pytest.mark.parametrize("where", ["text", "ray job"])
+@pytest.mark.parametrize("where", [pytest.param("text", marks=pytest.mark.long), "ray job"])
 def test_sweeps_and_timings_work_elsewhere(folder, where, request):
     address = request.getfixturevalue("three_nodes") if where == "ray job" else None
     command_of = as_text if where == "text" else as_script
@@ -76,7 +76,10 @@ def test_sweeps_and_timings_work_elsewhere(folder, where, request):
     assert (folder / "times_run").read_text() == "x"
 
 
-@pytest.mark.parametrize("where", ["script", "text", "ray job"])
+@pytest.mark.parametrize(
+    "where",
+    ["script", *(pytest.param(where, marks=pytest.mark.long) for where in ("text", "ray job"))],
+)
 def test_an_interrupt_returns_what_was_measured(tmp_path, where, request):
     address = request.getfixturevalue("three_nodes") if where == "ray job" else None
     program = interrupted_program(tmp_path / "results")
@@ -191,6 +194,7 @@ def test_a_notebook_shows_the_report(folder):
     assert (folder / "times_run").read_text() == "x"
 
 
+@pytest.mark.long
 def test_a_kernel_interrupt_returns_what_was_measured(tmp_path):
     notebook = notebook_of(interrupted_program(tmp_path / "results"), "run")
     client = NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}})
