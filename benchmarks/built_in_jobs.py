@@ -45,10 +45,12 @@ def time_sweep(folder: Path, job: str) -> TimedSweep:
     subprocess.run(init, cwd=folder, check=True, capture_output=True)
     command = [sys.executable, "-m", "raybench", "sweep", f"{job}.yaml"]
     began_s = time.monotonic()
-    with (folder / "report.txt").open("w") as report:
-        process = subprocess.Popen(
+    with (
+        (folder / "report.txt").open("w") as report,
+        subprocess.Popen(
             command, cwd=folder, stdout=report, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
+        ) as process,
+    ):
         assert process.stderr is not None
         lines = [(time.monotonic() - began_s, line.rstrip()) for line in process.stderr]
         exit_code = process.wait()
