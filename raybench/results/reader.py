@@ -284,15 +284,14 @@ def to_frame(table: pa.Table, types: Mapping[Any, Any] = MappingProxyType({})) -
     Args:
         types: Arrow type -> pandas type; other types are pandas's choice.
     """
-    import pandas as pd
+    import numpy as np
     import pyarrow as pa
 
     frame: pd.DataFrame = table.to_pandas(maps_as_pydicts="strict", types_mapper=types.get)
     for field in table.schema:
         if pa.types.is_struct(field.type):
             # pyarrow makes the integers of structs floats where any row of the column is null.
-            values = table[field.name].to_pylist()
-            frame[field.name] = pd.Series(values, index=frame.index, dtype=object)
+            frame[field.name] = np.array(table[field.name].to_pylist(), dtype=object)
     return frame
 
 
