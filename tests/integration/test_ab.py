@@ -82,11 +82,12 @@ def test_slowdown_and_failure_of_new_code_are_found(repository, address):
     assert verdict["pairs"] >= 6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number",
     [
         pytest.param(signal.SIGINT, id="interrupt"),
-        pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, id="kill"),
     ],
 )
 def test_gate_goes_on_after_its_process_ended(number, repository, address):

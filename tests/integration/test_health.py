@@ -50,6 +50,7 @@ def checked(tmp_path_factory):
         return end_of(check), output
 
 
+@pytest.mark.long
 def test_flipped_bit_is_reported_with_its_worker(tmp_path):
     # Of one test alone: before another class workers would get new processes.
     with check_of(tmp_path, ["alone"], FLIP_BITS="1", HEALTH_TESTS="same bits fp32 256") as check:

@@ -63,10 +63,11 @@ def write_job(folder, strategy="spread", world_sizes="[1, 2, 3]"):
     return job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("strategy", "driver", "address", "workers_of_hosts", "node_counts"),
     [
-        pytest.param("spread", 0, "auto", [1, 2], [1, 2, 2], marks=pytest.mark.long),
+        ("spread", 0, "auto", [1, 2], [1, 2, 2]),
         ("pack", 1, "10.99.0.10:6379", [1, 2], [1, 1, 2]),
     ],
 )
@@ -95,9 +96,8 @@ def test_sweep_spans_hosts_with_loopback_names(
     assert {one["sum"] for one in told} == {6}
 
 
-@pytest.mark.parametrize(
-    "given", ["--address ", pytest.param("RAY_ADDRESS=", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("given", ["--address ", "RAY_ADDRESS="])
 def test_host_outside_the_cluster_is_refused_at_once(nodes, tmp_path, given):
     command = [*SWEEP, write_job(tmp_path), "-o", tmp_path / "out"]
     address = "10.99.0.10:6379"

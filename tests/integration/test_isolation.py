@@ -27,6 +27,7 @@ def test_sweep():
 """
 
 
+@pytest.mark.long
 def test_a_users_sweep_joins_no_test_cluster(three_nodes, tmp_path):
     if find_own_cluster()[0] not in ("", three_nodes):
         pytest.skip("the sweep would join the Ray cluster that the user has on this host")

@@ -73,6 +73,7 @@ def swept(folder, gpus, world_sizes, *settings):
     return table(folder).to_dict("records")
 
 
+@pytest.mark.long
 def test_only_strangers_are_beside_a_script(gpus, stranger, tmp_path):
     (gpus / "GPU-00000001").write_text(f"{stranger}\n")
     (gpus / "GPU-00000002").write_text(f"{OF_ANOTHER_CONTAINER}\n")
@@ -100,6 +101,7 @@ def test_only_strangers_are_beside_a_script(gpus, stranger, tmp_path):
         }
 
 
+@pytest.mark.long
 def test_scripts_side_by_side_are_no_strangers(gpus, tmp_path):
     batches = "matrix.batch_size=" + ",".join(map(str, range(1, 9)))
     points = swept(tmp_path, gpus, "1", batches, "placement.isolation=device")

@@ -3,6 +3,8 @@
 import re
 import shlex
 
+import pytest
+
 from tests.integration.sweeps import RAYBENCH, raybench
 
 OWN = """\
@@ -36,6 +38,7 @@ def follow(done, folder, expected, *more):
     return raybench(*words[len(RAYBENCH) :], *more, cwd=folder)
 
 
+@pytest.mark.long
 def test_each_next_command_runs_as_printed(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     (tmp_path / "job.yaml").write_text(JOB.format(folder=tmp_path))

@@ -144,6 +144,7 @@ def test_a_lost_node_is_waited_for_anew(head, node, told):
         cluster.close()
 
 
+@pytest.mark.long
 def test_a_refused_late_worker_gives_its_device_back(head, told):
     connection = connect_ray(head.address, "cpu", wanted=2, wait_s=120)
     cluster = RayCluster(connection, told.append, models={"another CPU"})

@@ -118,14 +118,8 @@ def _victims(driver, title):
     return [process for process, words in found if title in " ".join(words.split(" ")[:4])]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        AT_RAYS_START[0],
-        *(pytest.param(fault, marks=pytest.mark.long) for fault in AT_RAYS_START[1:]),
-    ],
-    ids=lambda fault: " by ".join(fault[:2]),
-)
+@pytest.mark.long
+@pytest.mark.parametrize("fault", AT_RAYS_START, ids=lambda fault: " by ".join(fault[:2]))
 def test_death_while_ray_starts_is_one_line(fault, tmp_path):
     struck = Struck(tmp_path, *fault, said="")
     assert struck.returncode == 3, struck.lines

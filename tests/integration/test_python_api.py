@@ -58,7 +58,8 @@ def test_everything_works_in_a_script(folder):
     assert not [word for argv in runs["argv"] for word in argv if "nonsense" in word]
 
 
-@pytest.mark.parametrize("where", [pytest.param("text", marks=pytest.mark.long), "ray job"])
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["text", "ray job"])
 def test_sweeps_and_timings_work_elsewhere(folder, where, request):
     address = request.getfixturevalue("three_nodes") if where == "ray job" else None
     command_of = as_text if where == "text" else as_script
@@ -153,6 +154,7 @@ ray.get(greet.remote())
 """
 
 
+@pytest.mark.long
 def test_a_joined_ray_is_used_and_stays(tmp_path):
     done = subprocess.run(
         as_script(JOINED, tmp_path), cwd=tmp_path, capture_output=True, text=True, timeout=280
@@ -218,6 +220,7 @@ def test_a_kernel_interrupt_returns_what_was_measured(tmp_path):
     assert 2 <= points.count("ok") < 8
 
 
+@pytest.mark.long
 def test_sigterm_ends_a_script_after_its_rows_are_written(tmp_path):
     command = as_script(interrupted_program(tmp_path / "results"), tmp_path)
     with subprocess.Popen(command, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as process:

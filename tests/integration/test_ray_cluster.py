@@ -80,6 +80,7 @@ def test_process_group_is_kept_for_same_workers(cluster, tmp_path):
     assert known == [False, True, False, False]
 
 
+@pytest.mark.long
 def test_killed_store_is_replaced_without_new_workers(cluster, tmp_path):
     titles = descendants(os.getpid()).items()
     # Ray gives the process of an actor its class as title.

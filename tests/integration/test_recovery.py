@@ -117,8 +117,8 @@ class TestRay(PointContract):
 @pytest.mark.parametrize(
     "loss",
     [
-        exceptions.ObjectLostError,
-        exceptions.OwnerDiedError,
+        pytest.param(exceptions.ObjectLostError, marks=pytest.mark.long),
+        pytest.param(exceptions.OwnerDiedError, marks=pytest.mark.long),
         exceptions.ReferenceCountingAssertionError,
     ],
 )

@@ -61,6 +61,7 @@ def test_a_fault_of_one_rank_costs_no_worker(cluster, tmp_path, fault, error_typ
     assert process_ids(cluster) == before
 
 
+@pytest.mark.long
 def test_a_script_ends_with_its_worker(cluster, tmp_path):
     text = f"""
         open("{tmp_path}/pid", "w").write(str(os.getpid())) if rank == 1 else None
@@ -95,6 +96,7 @@ def test_rank_waiting_for_hung_rank_keeps_its_worker(cluster, tmp_path):
     assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
 
+@pytest.mark.long
 def test_hung_rank_is_named_with_its_line(cluster, tmp_path):
     before = process_ids(cluster)
     text = "steps(8)\nif rank == 1: time.sleep(1000)\nsteps(10**9)"
@@ -122,6 +124,7 @@ def environment(process_id):
     return Path(f"/proc/{process_id}/environ").read_text(encoding="utf-8").split("\0")
 
 
+@pytest.mark.long
 def test_processes_start_with_variables_of_their_points(three_workers, tmp_path):
     def answer_of(workload, env, **params):
         point = make_point(workload=workload, params=params, env=env)

@@ -65,6 +65,7 @@ def points(tmp_path_factory):
     return table(folder)
 
 
+@pytest.mark.long
 def test_points_after_left_signals_are_ok(points):
     assert list(points["status"]) == ["ok"] * 7, list(points["error_message"])
 

@@ -255,6 +255,7 @@ def test_dead_agent_is_restarted_without_any_wait(agents):
     wait_for(is_back, within_s=20)
 
 
+@pytest.mark.long
 def test_node_with_frozen_agent_is_silent_until_thawed(agents):
     """It is not waited for, and its samples come later."""
     collected(agents, 4)

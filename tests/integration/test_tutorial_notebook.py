@@ -10,6 +10,7 @@ NOTEBOOK = Path(__file__).parents[2] / "docs" / "tutorial" / "notebook.ipynb"
 
 
 # Five sweeps, each on a Ray of its own.
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_notebook_of_the_tutorial_runs(tmp_path):
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -35,7 +35,7 @@ def test_a_sleeping_step_takes_its_sleep():
 def test_short_steps_are_timed_in_loops():
     timing = raybench.measure(int, **QUICK)
     steps = int(re.search(r"samples of (\d+) steps", timing.method)[1])
-    assert steps == 1000
+    assert 100 < steps <= 1000
     assert timing.name == "int"
 
 
