@@ -202,7 +202,15 @@ def _report_unwritable(path: Path) -> Iterator[None]:
 SubjectKind = Literal["device", "pair", "node", "cluster"]
 # Groups of tests that answer one question; `raybench health --only STAGE` runs one.
 Stage = Literal[
-    "facts", "alone", "host-links", "pairs", "together", "smoke", "straggler", "burn-in"
+    "environment",
+    "facts",
+    "alone",
+    "host-links",
+    "pairs",
+    "together",
+    "smoke",
+    "straggler",
+    "burn-in",
 ]
 
 
@@ -212,6 +220,8 @@ class Verdict(StrEnum):
     BAD = "bad"
     UNTESTED = "untested"
     SUSPECT = "suspect"
+    # Figures may suffer, but no device is at fault.
+    NOTE = "note"
     UNKNOWN = "unknown"
     HEALTHY = "healthy"
 
@@ -223,7 +233,7 @@ class Verdict(StrEnum):
     @property
     def is_unhealthy(self) -> bool:
         """Whether the subject needs attention: bad, untested or suspect."""
-        return self not in (Verdict.UNKNOWN, Verdict.HEALTHY)
+        return self in (Verdict.BAD, Verdict.UNTESTED, Verdict.SUSPECT)
 
 
 class Action(StrEnum):
@@ -274,7 +284,7 @@ class Finding:
     link: Annotated[str, Column("", "what carries the data: PCIe or NVLink")] = ""
     # Above 1 is slower; None without peers.
     ratio: Annotated[float | None, Column("", "time relative to its peers; null: no peers")] = None
-    verdict: Annotated[Verdict, Column("", "bad, untested, suspect, unknown or healthy")]
+    verdict: Annotated[Verdict, Column("", "bad, untested, suspect, note, unknown or healthy")]
     # One sentence; empty if healthy.
     reason: Annotated[str, Column("", "why it is not healthy")] = ""
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""
