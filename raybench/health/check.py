@@ -9,6 +9,7 @@ from pathlib import Path
 
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
+from raybench.health.nodes import CheckCourse, node_reports
 from raybench.health.readings import (
     Reading,
     drift,
@@ -19,13 +20,14 @@ from raybench.health.readings import (
 )
 from raybench.health.references import read_findings
 from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
-from raybench.health.verdicts import judge
+from raybench.health.verdicts import Judgement, judge
 from raybench.job.loading import load_job
 from raybench.job.model import Job, Measure, Span
 from raybench.job.plan import Plan
 from raybench.job.point import Point
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, Finding, Stage
+from raybench.records.node_report import NodeReport
 from raybench.records.record import Record
 from raybench.records.status import RunStatus
 from raybench.results.tables import Run
@@ -56,7 +58,23 @@ class Examination:
 
     run: Run
     devices: tuple[Device, ...]
-    findings: tuple[Finding, ...]
+    judgements: tuple[Judgement, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return the rows of the table `health`."""
+        return tuple(judgement.finding for judgement in self.judgements)
+
+    @property
+    def node_reports(self) -> tuple[NodeReport, ...]:
+        """Return what the check says of each node."""
+        ended = self.run.finished_at or self.run.started_at
+        course = CheckCourse(
+            began=self.run.started_at.isoformat(),
+            seconds=round((ended - self.run.started_at).total_seconds(), 3),
+            is_whole=self.run.status is not RunStatus.INTERRUPTED,
+        )
+        return node_reports(self.judgements, self.devices, course)
 
     @property
     def healthy_devices(self) -> tuple[Device, ...]:
@@ -115,11 +133,11 @@ def examine(
         whole = {one.test.name for one in readings if one.pass_number >= job.measure.rounds}
         whole |= {one.test.name for one in readings if one.test.stage == "facts"}
         readings = tuple(one for one in readings if one.test.name in whole)
-    judged = judge(readings, examiner.devices, past, references)
-    findings = tuple(one.finding for one in judged)
+    judgements = judge(readings, examiner.devices, past, references)
+    examination = Examination(run=run, devices=examiner.devices, judgements=judgements)
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
-    store.write_health(findings)
-    return Examination(run=run, devices=examiner.devices, findings=findings)
+    store.write_health(examination.findings)
+    return examination
 
 
 def health_job() -> Job:

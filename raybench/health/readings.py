@@ -56,7 +56,7 @@ _CRC_ERRORS_PER_S = 100.0
 # Xid errors by which the driver says that the hardware is at fault, in NVIDIA's catalogue:
 # uncorrectable memory, the microcontroller, remapping, NVLink, off the bus, uncontained memory,
 # the system processor (two), unrecovered memory. Others are mostly a program's, or told elsewhere.
-_HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
+HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
 FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES = "free memory", "memory errors", "PCIe lanes"
 
@@ -437,7 +437,8 @@ class Group:
     link: of the first subject, as of `link_of`. values: [passes, subjects], NaN where there is
     none; passes with fewer than half as many values as the fullest one are left out. problems: by
     the column of the subject, of all passes, without repeats. failed_passes: in how many passes it
-    failed by itself, by column. pass_count: of all passes.
+    failed by itself, by column. faulty_passes: in how many it failed by itself or was wrong.
+    pass_count: of all passes.
     """
 
     test: HealthTest
@@ -447,6 +448,7 @@ class Group:
     values: Floats
     problems: Mapping[int, Sequence[Problem]]
     failed_passes: Mapping[int, int]
+    faulty_passes: Mapping[int, int]
     pass_count: int
 
     @cached_property
@@ -494,6 +496,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         values = np.full((len(numbers), len(subjects)), np.nan)
         problems: dict[int, list[Problem]] = {}
         failed: dict[int, set[int]] = {}
+        faulty: dict[int, set[int]] = {}
         for reading in own:
             column, value = columns[reading.subject.uuids], reading.value
             # A rate is 0 where the amount of work is not known.
@@ -503,6 +506,8 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
                 problems[column].append(reading.problem)
             if reading.problem and reading.problem.effect == "failed":
                 failed.setdefault(column, set()).add(reading.pass_number)
+            if reading.problem and reading.problem.effect in ("failed", "fault"):
+                faulty.setdefault(column, set()).add(reading.pass_number)
         # In a pass of fewer than half of the subjects the median would be that of few.
         counts = (~np.isnan(values)).sum(axis=1)
         group = Group(
@@ -513,6 +518,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
             values=values[2 * counts >= counts.max()] if counts.any() else values,
             problems=problems,
             failed_passes={column: len(passes) for column, passes in failed.items()},
+            faulty_passes={column: len(passes) for column, passes in faulty.items()},
             pass_count=len(numbers),
         )
         groups.append(group)
@@ -674,7 +680,7 @@ def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> Problem | None:
         new = (now.new_xids or ())[len(before.new_xids or ()) if is_same_watch else 0 :]
     if new:
         return Problem(kind=ProblemKind.NEW_XIDS, numbers=new)
-    old = tuple(xid for xid in now.kernel_xids or () if xid in _HARDWARE_XIDS)
+    old = tuple(xid for xid in now.kernel_xids or () if xid in HARDWARE_XIDS)
     return Problem(kind=ProblemKind.OLD_XIDS, numbers=old) if old else None
 
 

@@ -76,6 +76,8 @@ class Judgement:
     test: HealthTest
     subject: Subject
     passes: int
+    # Passes in which the subject was too slow or wrong, or failed by itself.
+    failed_passes: int = 0
     value: float | None = None
     expected: tuple[Expected, ...] = ()
     link: str = ""
@@ -232,9 +234,10 @@ def _findings(
         elif compared and compared.is_slow[column]:
             judged = _beside_peers(plain, compared)
         elif compared and compared.peers is None and alike is None and has_value:
-            judged = _against_elsewhere(plain, group, elsewhere)
+            judged = _against_elsewhere(plain, group, column, elsewhere)
         if column in group.problems or (compared and not has_value):
-            judged = _with_problem(judged, replace(plain, ratio=None), group, column)
+            failed = replace(plain, ratio=None, failed_passes=group.faulty_passes.get(column, 0))
+            judged = _with_problem(judged, failed, group, column)
         yield judged
     if alike is not None:
         yield alike
@@ -255,6 +258,8 @@ def _beside_peers(plain: Judgement, compared: _Comparison) -> Judgement:
     return replace(
         plain,
         verdict=Verdict.BAD if ratio > plain.test.bad_ratio else Verdict.SUSPECT,
+        # A subject that is slow beside its peers is slow in each pass.
+        failed_passes=plain.passes,
         ratio=ratio,
         reason=Reason(kind=ReasonKind.SLOWER_THAN_PEERS, value=ratio),
         evidence=tuple(evidence),
@@ -319,20 +324,25 @@ def _with_problem(judged: Judgement, plain: Judgement, group: Group, column: int
     return replace(plain, verdict=verdict, reason=reason, action=action)
 
 
-def _against_elsewhere(plain: Judgement, group: Group, elsewhere: Elsewhere) -> Judgement:
+def _against_elsewhere(
+    plain: Judgement, group: Group, column: int, elsewhere: Elsewhere
+) -> Judgement:
     """Return the judgement of a subject with fewer than four peers.
 
     It is compared with its own earlier checks and with its model elsewhere: bad or suspect where it
-    is slower, unknown where there is neither these nor a peer.
+    is slower, unknown where there is neither these nor a peer. column: of the subject.
     """
     value, test = plain.value or 0.0, group.test
     ranges = [elsewhere.of_subject(plain.subject, test), elsewhere.of_model(group)]
     known = [found for found in ranges if found]
     for found in known:
         if ratio := excess(found, value, test):
+            measured = group.values[:, column].tolist()
+            slow = [one for one in measured if np.isfinite(one) and excess(found, one, test)]
             return replace(
                 plain,
                 verdict=Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
+                failed_passes=len(slow),
                 expected=(found,),
                 reason=Reason(kind=ReasonKind.SLOWER_THAN_USUAL, value=ratio),
                 ratio=ratio,

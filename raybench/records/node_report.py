@@ -47,8 +47,12 @@ class UntestedKind(StrEnum):
     BUSY = "busy"
     # A package cannot be imported, or the driver cannot be loaded.
     BROKEN_INSTALLATION = "broken installation"
-    # The deadline passed before the tests were done.
+    # The deadline passed, or the check was interrupted, before the tests were done.
     OUT_OF_TIME = "out of time"
+    # A test ended without a result on all devices, or because of another device.
+    NO_RESULT = "no result"
+    # The tests ran, but there is nothing to compare the values with.
+    NO_COMPARISON = "no comparison"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from raybench.job.point import Point, Precision
 from raybench.records.device import Device
 from raybench.records.devices import Finding, Subject, Verdict
 from raybench.records.measurement import Breakdown, Measurement, Repetition, Samples
+from raybench.records.node_report import NodeReport, NodeState
 from raybench.records.record import Record
 from raybench.records.status import RunStatus, Status
 from raybench.report.documents import format_document
@@ -373,6 +374,19 @@ def make_readings(
         for number in range(1, passes + 1)
         for rank, value in enumerate(values)
     ]
+
+
+def make_node_report(**changes: Any) -> NodeReport:
+    settings: dict[str, Any] = {
+        "host": "alpha",
+        "state": NodeState.HEALTHY,
+        "began": "2026-11-30T10:00:00+00:00",
+        "seconds": 60.0,
+        "raybench_version": "0.1.0",
+        "devices": ("alpha GPU 0",),
+        **changes,
+    }
+    return NodeReport(**settings)
 
 
 def make_finding(subject: Subject | None = None, **changes: Any) -> Finding:
