@@ -140,10 +140,12 @@ def main() -> None:
     handler of SIGINT.
     """
     keep_stderr_usable()
+    has_ended = False
     try:
         _check_arguments()
         with _warnings_as_lines():
             code = raybench.main(standalone_mode=False)
+        has_ended = True
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = error.exit_code
@@ -182,6 +184,10 @@ def main() -> None:
             traceback.print_exc()
             _complain("raybench: this is a bug of raybench; please report the lines above")
             code = 4
+    if not has_ended:
+        from raybench.cli.node_reports import code_after_error
+
+        code = code_after_error(sys.argv[1:], code)
     # Everything is printed: from here on an interrupt ends the process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 
 from raybench.api.files import check_outlives_job
+from raybench.cli.node_reports import NodeOutputs, finish, node_options
 from raybench.cli.shared import (
     address_option,
     color,
@@ -25,6 +25,7 @@ from raybench.cli.shared import (
     make_console,
     make_target,
     output_option,
+    read_duration,
     references_option,
     shared_option,
     wait_option,
@@ -117,14 +118,6 @@ def format_json(diagnosis: Diagnosis) -> str:
     )
 
 
-def _read_duration(_: click.Context, __: click.Parameter, text: str) -> float:
-    """Return a time such as 90s, 30m or 2h in seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if match is None:
-        raise UsageError(f"--burn-in {text}: must be a time, as in 90s, 30m or 2h")
-    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
-
-
 @click.command("health")
 @address_option(help="The Ray cluster, as for `raybench sweep`.")
 @device_option(help="The devices to check. auto: GPUs where the cluster has any, else CPU workers.")
@@ -140,7 +133,7 @@ def _read_duration(_: click.Context, __: click.Parameter, text: str) -> float:
 @click.option(
     "--burn-in",
     "burn_in_s",
-    callback=_read_duration,
+    callback=read_duration,
     default="0",
     metavar="TIME",
     help="Afterwards let the devices work for TIME, as in 30m, and compare its end to its start.",
@@ -156,6 +149,7 @@ def _read_duration(_: click.Context, __: click.Parameter, text: str) -> float:
 @shared_option
 @output_option
 @references_option
+@node_options
 @json_option
 @click.pass_context
 def health_command(
@@ -166,6 +160,7 @@ def health_command(
     burn_in_s: float,
     healthy_file: Path | None,
     references: References,
+    outputs: NodeOutputs,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -175,6 +170,8 @@ def health_command(
     raybench health
     raybench health --only alone --only pairs
     raybench health --address auto --healthy-devices healthy.txt
+    raybench health --report /shared/checks
+    raybench health --collect /shared/checks --expect 'gpu[01-12]'
 
     Exit code: 0 healthy, 1 something is suspect or bad, 2 a mistake in the command, 3 something was
     not tested, nothing has a comparison, or no cluster or devices can be had, 130 interrupted.
@@ -206,11 +203,12 @@ def health_command(
         references=references,
     )
     if check.run.status is RunStatus.INTERRUPTED:
-        ctx.exit(130)
+        ctx.exit(finish(check.node_reports, outputs, 130, is_json=as_json))
     if healthy_file is not None:
         comment = f"healthy by run {check.run.run_id}"
         write_device_list(healthy_file, check.healthy_devices, comment)
     report = load_health(where.output, check.run.run_id, references)
     assert report is not None, "its command line says that it is a check"
+    code = finish(check.node_reports, outputs, report.exit_code, is_json=as_json)
     write_document(report, "json" if as_json else "terminal")
-    ctx.exit(report.exit_code)
+    ctx.exit(code)

@@ -100,6 +100,14 @@ def read_share(_: click.Context, option: click.Parameter, text: str) -> float:
     )
 
 
+def read_duration(_: click.Context, option: click.Parameter, text: str) -> float:
+    """Return a time such as 90s, 30m, 2h or 7d in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if match is None:
+        raise UsageError(f"{option.opts[0]} {text}: must be a time, as in 90s, 30m or 2h")
+    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
+
+
 # A partial option takes its help from the command.
 threshold_option = partial(
     click.option, "--threshold", callback=read_share, default="1.5%", show_default=True

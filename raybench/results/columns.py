@@ -512,11 +512,16 @@ def write_part(path: Path, table: str, rows: pa.Table) -> None:
     replace_file(path, sink.getvalue())
 
 
-def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
+def replace_file(path: Path, content: pa.Buffer | bytes, mode: int | None = None) -> None:
     """Write a file atomically, without fsync, and create its folder.
 
     A link is replaced, and its target stays. Devices and pipes, and anything in /dev, are written
     to directly.
+
+    Args:
+        path: the file.
+        content: all that it will hold.
+        mode: its permissions; None: as the process makes files.
 
     Raises:
         ResultsError: the file cannot be written.
@@ -531,6 +536,8 @@ def replace_file(path: Path, content: pa.Buffer | bytes) -> None:
             # Delete a leftover first: if it is a link, write_bytes would write to its target.
             temporary.unlink(missing_ok=True)
             temporary.write_bytes(content)
+            if mode is not None:
+                temporary.chmod(mode)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -1,0 +1,304 @@
+"""What `raybench health` does for schedulers: reports of nodes, metrics, exit codes, collecting."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import click
+
+from raybench.cli.shared import Option, read_duration, write_document, write_result
+from raybench.errors import ClusterError, DevicesInUseError, ResultsError, UsageError, message_of
+from raybench.records.node_report import (
+    NodeReport,
+    NodeState,
+    UntestedKind,
+    UntestedReason,
+)
+from raybench.version import __version__
+
+ExitCodes = Literal["slurm", "nagios"]
+
+_NAGIOS_CODES: Mapping[NodeState, int] = {
+    NodeState.HEALTHY: 0,
+    NodeState.SUSPECT: 1,
+    NodeState.DRAIN: 2,
+    NodeState.UNTESTED: 3,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOutputs:
+    """What a check leaves behind for schedulers and monitors; None: nothing."""
+
+    # Of `HOST.json`.
+    report_folder: Path | None = None
+    # For the textfile collector of node_exporter.
+    textfile: Path | None = None
+    exit_codes: ExitCodes | None = None
+
+    @property
+    def has_files(self) -> bool:
+        """Whether a file is to be written."""
+        return self.report_folder is not None or self.textfile is not None
+
+
+_OPTIONS: Sequence[Option] = (
+    click.option(
+        "--report",
+        "report_folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Write what was found on each node to DIR/HOST.json; DIR may be shared by all nodes.",
+    ),
+    click.option(
+        "--textfile",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE.prom",
+        help="Write the metrics of this host to FILE.prom, for the textfile collector of "
+        "node_exporter.",
+    ),
+    click.option(
+        "--exit-code",
+        "exit_codes",
+        type=click.Choice(get_args(ExitCodes)),
+        help="slurm: 1 if a node must be drained, else 0, also after a mistake in the command. "
+        "nagios: 0 healthy, 1 suspect, 2 drain, 3 not tested.",
+    ),
+    click.option(
+        "--collect",
+        "collected_folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Test nothing: read the reports in DIR and write passing.txt, failing.txt, silent.txt "
+        "and untested.txt there. Exit code: 1 a node fails, 3 nodes are silent or untested, else "
+        "0.",
+    ),
+    click.option(
+        "--expect",
+        "expected",
+        metavar="NODES",
+        help="The nodes that must have reported: a file with one a line, or a list such as "
+        "gpu[01-12,15],login1.",
+    ),
+    click.option(
+        "--max-age",
+        "max_age_s",
+        callback=read_duration,
+        default="1h",
+        show_default=True,
+        metavar="TIME",
+        help="With --collect: a node whose check ended longer ago is silent.",
+    ),
+)
+
+
+def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of this module to a command, which gets `outputs: NodeOutputs`.
+
+    With --collect the command is not called. If it cannot start its tests, this host gets a report
+    that says so.
+    """
+
+    @wraps(command)
+    def with_outputs(
+        *,
+        report_folder: Path | None,
+        textfile: Path | None,
+        exit_codes: ExitCodes | None,
+        collected_folder: Path | None,
+        expected: str | None,
+        max_age_s: float,
+        **given: Any,
+    ) -> Any:
+        outputs = NodeOutputs(report_folder=report_folder, textfile=textfile, exit_codes=exit_codes)
+        if collected_folder is not None:
+            if outputs != NodeOutputs():
+                raise UsageError(
+                    "--collect: tests nothing, so that --report, --textfile and --exit-code do "
+                    "not go with it"
+                )
+            if expected is None:
+                raise UsageError("--collect: add --expect NODES; silent nodes are found by it")
+            kind = "json" if given["as_json"] else "terminal"
+            code = _collect(collected_folder, expected, max_age_s, kind)
+            click.get_current_context().exit(code)
+        if expected is not None:
+            raise UsageError("--expect: goes with --collect DIR")
+        _check_writable(outputs)
+        began = datetime.now(UTC)
+        try:
+            return command(outputs=outputs, **given)
+        except (ClusterError, ImportError) as error:
+            _write([_untested_report(error, began)], outputs)
+            raise
+
+    with_options: Callable[..., Any] = with_outputs
+    for option in reversed(_OPTIONS):
+        with_options = option(with_options)
+    return with_options
+
+
+def finish(
+    reports: Sequence[NodeReport], outputs: NodeOutputs, usual_code: int, *, is_json: bool
+) -> int:
+    """Write the files that `outputs` asks for, and return the exit code of the check.
+
+    Call it before the result is printed: Nagios reads the first line of stdout. What cannot be
+    written is said on stderr; the exit code is then that of ResultsError, unless a scheduler
+    reads it.
+
+    Args:
+        reports: of all nodes that were checked.
+        outputs: what to write.
+        usual_code: the exit code without `--exit-code`.
+        is_json: whether the result is printed as JSON, so that stdout must hold nothing else.
+    """
+    from raybench.report.words import nodes as words
+
+    are_written = _write(reports, outputs)
+    if outputs.exit_codes is None:
+        return usual_code if are_written else ResultsError.exit_code
+    if outputs.exit_codes == "nagios":
+        if not is_json:
+            write_result(words.nagios_line(reports) + "\n")
+    else:
+        for report in reports:
+            if report.state is not NodeState.HEALTHY:
+                _say(words.node_line(report))
+    return exit_code(reports, outputs.exit_codes)
+
+
+def exit_code(reports: Sequence[NodeReport], codes: ExitCodes) -> int:
+    """Return the exit code for a scheduler: that of the worst node."""
+    states = {report.state for report in reports} or {NodeState.UNTESTED}
+    if codes == "slurm":
+        return int(NodeState.DRAIN in states)
+    return _NAGIOS_CODES[min(states, key=list(NodeState).index)]
+
+
+def code_after_error(words: Sequence[str], code: int) -> int:
+    """Return the exit code of a command that ended with an error; `code` is the usual one.
+
+    Slurm drains a node for each exit code but 0. A mistake in the command, a broken installation
+    and a bug are no fault of the node.
+
+    Args:
+        words: the words after `raybench`.
+        code: the exit code of the error.
+    """
+    codes = _asked_codes(words)
+    if codes is None:
+        return code
+    from raybench.report.words import nodes as node_words
+
+    if codes == "nagios":
+        if "--json" not in words:
+            write_result(node_words.nagios_line([]) + "\n")
+        return _NAGIOS_CODES[NodeState.UNTESTED]
+    _say(node_words.ended_with_error(0))
+    return 0
+
+
+def _asked_codes(words: Sequence[str]) -> ExitCodes | None:
+    """Return the value of --exit-code, also if click refused the command line."""
+    if "health" not in words[:1]:
+        return None
+    asked: ExitCodes | None = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        value = following if word == "--exit-code" else word.removeprefix("--exit-code=")
+        for codes in get_args(ExitCodes):
+            if word.startswith("--exit-code") and value == codes:
+                asked = codes
+    return asked
+
+
+def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
+    """Write all files, and return whether that succeeded; say on stderr what failed."""
+    if not outputs.has_files:
+        return True
+    from raybench.health.node_files import write_node_report
+    from raybench.health.node_metrics import write_metrics
+    from raybench.report.words import nodes as words
+
+    are_written = True
+    if outputs.report_folder is not None:
+        for report in reports:
+            try:
+                write_node_report(outputs.report_folder, report)
+            except ResultsError as error:
+                _say(str(error))
+                are_written = False
+    if outputs.textfile is not None:
+        here = socket.gethostname()
+        own = [report for report in reports if report.host == here]
+        if not own:
+            _say(words.not_this_host([report.host for report in reports]))
+        try:
+            for report in own:
+                write_metrics(outputs.textfile, report)
+        except ResultsError as error:
+            _say(str(error))
+            are_written = False
+    return are_written
+
+
+def _check_writable(outputs: NodeOutputs) -> None:
+    """Create the folders of the files, so that an error shows before the check.
+
+    A scheduler wants the verdict also if a disk is full: then errors are said after the check.
+    """
+    if outputs.exit_codes is not None:
+        return
+    folders = [outputs.report_folder, outputs.textfile and outputs.textfile.parent]
+    for option, folder in zip(("--report", "--textfile"), folders, strict=True):
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UsageError(f"{option} {folder}: {error.strerror}") from None
+
+
+def _untested_report(error: Exception, began: datetime) -> NodeReport:
+    """Return the report of this host, on which no test could start."""
+    kind = UntestedKind.BROKEN_INSTALLATION
+    if isinstance(error, DevicesInUseError):
+        kind = UntestedKind.BUSY
+    return NodeReport(
+        host=socket.gethostname(),
+        state=NodeState.UNTESTED,
+        began=began.isoformat(),
+        seconds=round((datetime.now(UTC) - began).total_seconds(), 3),
+        raybench_version=__version__,
+        devices=(),
+        untested=(UntestedReason(kind=kind, detail=message_of(error)),),
+    )
+
+
+def _collect(folder: Path, expected: str, max_age_s: float, kind: str) -> int:
+    """Sort the reports of a folder, write the lists, print the summary; return the exit code."""
+    from raybench.cli.host_list import read_hosts
+    from raybench.health.collection import collect_nodes, write_lists
+    from raybench.health.collection_report import CollectionReport
+    from raybench.health.node_files import read_node_reports
+
+    hosts = read_hosts(expected)
+    stored = read_node_reports(folder)
+    for one in stored.unreadable:
+        _say(f"{one.path}: no report of a node: {one.reason}")
+    collection = collect_nodes(stored, hosts, datetime.now(UTC), max_age_s)
+    write_lists(folder, collection)
+    write_document(CollectionReport(folder=folder, collection=collection), kind)
+    return collection.exit_code
+
+
+def _say(text: str) -> None:
+    """Print a line on stderr, without control characters."""
+    from raybench.report.formatting import one_line
+
+    click.echo(one_line(text), err=True)

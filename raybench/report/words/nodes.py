@@ -1,0 +1,124 @@
+"""What is said of nodes and of their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from raybench.records.node_report import (
+    DrainKind,
+    DrainReason,
+    NodeReport,
+    NodeState,
+    UntestedReason,
+)
+from raybench.report.formatting import counted, sentence, some
+
+_DRAIN: Mapping[DrainKind, str] = {
+    DrainKind.FAILED_TWICE: "{device} failed twice in {test}",
+    DrainKind.STUCK: "{device} hangs in the driver in {test}",
+    DrainKind.DRIVER_ERROR: "the driver reports errors of {device}: {test}",
+}
+_MOST_REASONS = 2
+# What scripts of Nagios begin their line with.
+_NAGIOS: Mapping[NodeState, str] = {
+    NodeState.HEALTHY: "OK",
+    NodeState.SUSPECT: "WARNING",
+    NodeState.DRAIN: "CRITICAL",
+    NodeState.UNTESTED: "UNKNOWN",
+}
+NO_RESULT = "the check ended with an error"
+
+
+def drain_reason(reason: DrainReason) -> str:
+    """Return why a device must not be used."""
+    return _DRAIN[reason.kind].format(device=reason.device, test=reason.test)
+
+
+def untested_reason(reason: UntestedReason) -> str:
+    """Return why a node was not tested."""
+    return f"{reason.kind}: {reason.detail}" if reason.detail else reason.kind.value
+
+
+def why(report: NodeReport) -> str:
+    """Return why a node is in its state; "" if the node is healthy."""
+    reasons: list[str] = []
+    if report.state is NodeState.DRAIN:
+        reasons = [drain_reason(reason) for reason in report.drain]
+    elif report.state is NodeState.SUSPECT:
+        reasons = [
+            f"{finding.subject.name} is {finding.verdict} in {finding.test}"
+            for finding in report.findings
+            if finding.verdict.is_suspect_or_bad and not finding.culprit
+        ]
+    elif report.state is NodeState.UNTESTED:
+        reasons = [untested_reason(reason) for reason in report.untested]
+    reasons = list(dict.fromkeys(reasons))
+    others = len(reasons) - _MOST_REASONS
+    return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {others} more" if others > 0 else "")
+
+
+def node_line(report: NodeReport) -> str:
+    """Return `alpha: drain: alpha GPU 3 failed twice in same bits fp32 2048`."""
+    return ": ".join(filter(None, (report.host, report.state.value, why(report))))
+
+
+def nagios_line(reports: Sequence[NodeReport]) -> str:
+    """Return the first line of a plugin of Nagios: the worst state, and the nodes in it."""
+    if not reports:
+        return f"{_NAGIOS[NodeState.UNTESTED]} - {NO_RESULT}"
+    order = list(NodeState)
+    worst = min((report.state for report in reports), key=order.index)
+    own = [report for report in reports if report.state is worst]
+    text = f"{counted(len(own), 'node')} healthy"
+    if worst is not NodeState.HEALTHY:
+        text = "; ".join(map(node_line, own))
+    return f"{_NAGIOS[worst]} - {text}"
+
+
+def not_this_host(hosts: Sequence[str]) -> str:
+    """Return why no metrics were written."""
+    return f"--textfile: not written: this host is not among the checked nodes: {some(hosts)}"
+
+
+def ended_with_error(code: int) -> str:
+    """Return what a scheduler is told of a check that ended with an error; `code` as for Slurm."""
+    return f"raybench health: {NO_RESULT}, so no node is drained (exit code {code})"
+
+
+def collected(lists: Mapping[str, Sequence[str]], suspect: Sequence[str]) -> str:
+    """Return in a sentence how many nodes pass, fail, are silent or untested.
+
+    Args:
+        lists: "passing", "failing", "silent" and "untested" -> nodes.
+        suspect: passing nodes in which something was slow or wrong, but not surely.
+    """
+    total = sum(map(len, lists.values()))
+    counts = {name: len(hosts) for name, hosts in lists.items()}
+    lamp = "Red" if counts["failing"] else "Green"
+    if not counts["failing"] and counts["passing"] < total:
+        lamp = "Amber"
+    parts: list[str] = []
+    for name, one, several in (
+        ("failing", "fails", "fail"),
+        ("silent", "is silent", "are silent"),
+        ("untested", "was not tested", "were not tested"),
+        ("passing", "passes", "pass"),
+    ):
+        if count := counts[name]:
+            of = "" if parts else f" of {counted(total, 'node')}"
+            parts.append(f"{count}{of} {one if count == 1 else several}")
+    if counts["passing"] == total:
+        parts = [f"all {total} nodes pass" if total > 1 else "the node passes"]
+    if suspect:
+        verb = "is" if len(suspect) == 1 else "are"
+        parts[-1] += f", of which {len(suspect)} {verb} suspect"
+    return f"{lamp}: {sentence('; '.join(parts))}"
+
+
+def age(seconds: float) -> str:
+    """Return about how long ago something was: `3 days`, `5 h`, `12 min`."""
+    minutes = round(abs(seconds) / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = round(minutes / 60)
+    return f"{hours} h" if hours < 48 else f"{round(hours / 24)} days"
