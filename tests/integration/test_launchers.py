@@ -1,7 +1,7 @@
 """The batch script for Slurm, on hosts of their own, with Slurm's commands played.
 
 `srun` asks the test to run its command on all hosts, as slurmd does, and `scontrol` knows names and
-addresses and notes that a job was queued again. Nothing else of Slurm is played.
+addresses and notes that a job was queued again or a node drained. Nothing else of Slurm is played.
 """
 
 import json
@@ -39,6 +39,7 @@ case "$1" in
   show) cut -d' ' -f1 {folder}/hosts ;;
   getaddrs) awk -v name="$2" '$1 == name {{print name ": " $2 ":6818"}}' {folder}/hosts ;;
   requeue) echo "$2" >> {folder}/requeued ;;
+  update) echo "$@" >> {folder}/updated ;;
 esac
 """
 
@@ -155,3 +156,32 @@ def test_symmetric_run_slurm_job_spans_both_hosts(tmp_path):
     points = table(tmp_path)
     assert list(points["status"]) == ["ok"], said
     assert list(points["node_count"]) == [2]
+
+
+@pytest.mark.timeout(PATIENCE_S + 60)
+def test_weekly_check_lists_all_nodes_of_its_job(tmp_path):
+    reports = tmp_path / "checks" / "7"
+    with hosts(2) as nodes, slurm(tmp_path / "slurm", nodes) as variables:
+        first = nodes[0]
+        own = {
+            "RAYBENCH_REPORTS": str(tmp_path / "checks"),
+            "RAYBENCH_TMPDIR": first.environment["RAY_TMPDIR"],
+            "RAYBENCH_DRAIN": "yes",
+            # One host of the job does not exist: it is silent.
+            "SLURM_JOB_NODELIST": "node[0-2]",
+        }
+        done = subprocess.run(
+            first.command(["bash", LAUNCHERS / "health-weekly.sbatch", "--only", "smoke"]),
+            env={**first.environment, **variables, **own},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    said = done.stdout + done.stderr
+    lists = {path.stem: path.read_text().split() for path in reports.glob("*ing.txt")}
+    told = "".join(path.read_text() for path in reports.glob("node*.txt"))
+    assert (reports / "silent.txt").read_text() == "node2\n", said + told
+    assert done.returncode == 3, said
+    assert lists["failing"] == []
+    assert {path.stem for path in reports.glob("*.json")} == {"node0", "node1"}, told
+    assert not (tmp_path / "slurm" / "updated").exists()
