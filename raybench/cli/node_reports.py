@@ -24,11 +24,25 @@ from raybench.version import __version__
 
 ExitCodes = Literal["slurm", "nagios"]
 
-_NAGIOS_CODES: Mapping[NodeState, int] = {
-    NodeState.HEALTHY: 0,
-    NodeState.SUSPECT: 1,
-    NodeState.DRAIN: 2,
-    NodeState.UNTESTED: 3,
+_CODES: Mapping[ExitCodes | None, Mapping[NodeState, int]] = {
+    None: {
+        NodeState.DRAIN: 1,
+        NodeState.SUSPECT: 1,
+        NodeState.UNTESTED: 3,
+        NodeState.HEALTHY: 0,
+    },
+    "slurm": {
+        NodeState.DRAIN: 1,
+        NodeState.SUSPECT: 0,
+        NodeState.UNTESTED: 0,
+        NodeState.HEALTHY: 0,
+    },
+    "nagios": {
+        NodeState.DRAIN: 2,
+        NodeState.SUSPECT: 1,
+        NodeState.UNTESTED: 3,
+        NodeState.HEALTHY: 0,
+    },
 }
 
 
@@ -174,12 +188,10 @@ def finish(
     return exit_code(reports, outputs.exit_codes)
 
 
-def exit_code(reports: Sequence[NodeReport], codes: ExitCodes) -> int:
-    """Return the exit code for a scheduler: that of the worst node."""
+def exit_code(reports: Sequence[NodeReport], codes: ExitCodes | None) -> int:
+    """Return the exit code of the worst node; without nodes nothing was tested."""
     states = {report.state for report in reports} or {NodeState.UNTESTED}
-    if codes == "slurm":
-        return int(NodeState.DRAIN in states)
-    return _NAGIOS_CODES[min(states, key=list(NodeState).index)]
+    return _CODES[codes][min(states, key=list(NodeState).index)]
 
 
 def code_after_error(words: Sequence[str], code: int) -> int:
@@ -200,9 +212,9 @@ def code_after_error(words: Sequence[str], code: int) -> int:
     if codes == "nagios":
         if "--json" not in words:
             write_result(node_words.nagios_line([]) + "\n")
-        return _NAGIOS_CODES[NodeState.UNTESTED]
-    _say(node_words.ended_with_error(0))
-    return 0
+    else:
+        _say(node_words.ended_with_error(0))
+    return exit_code([], codes)
 
 
 def _asked_codes(words: Sequence[str]) -> ExitCodes | None:
@@ -235,8 +247,8 @@ def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
                 _say(str(error))
                 are_written = False
     if outputs.textfile is not None:
-        here = socket.gethostname()
-        own = [report for report in reports if report.host == here]
+        here = _short(socket.gethostname())
+        own = [report for report in reports if _short(report.host) == here]
         if not own:
             _say(words.not_this_host([report.host for report in reports]))
         try:
@@ -246,6 +258,11 @@ def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
             _say(str(error))
             are_written = False
     return are_written
+
+
+def _short(host: str) -> str:
+    """Return the name of a host without its domain."""
+    return host.partition(".")[0]
 
 
 def _check_writable(outputs: NodeOutputs) -> None:

@@ -13,7 +13,7 @@ from raybench.health.readings import HARDWARE_XIDS
 from raybench.health.suite import device_subjects
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST, Judgement
 from raybench.records.device import Device
-from raybench.records.devices import Action, Verdict
+from raybench.records.devices import Action, Subject, Verdict
 from raybench.records.judgement import Problem, ProblemKind, ReasonKind
 from raybench.records.node_report import (
     DrainKind,
@@ -74,16 +74,14 @@ def node_reports(
         devices: all devices that were checked, by rank.
         course: when the check ran.
     """
-    by_host: dict[str, list[Device]] = {}
-    for device in devices:
-        by_host.setdefault(device.host, []).append(device)
-    names_by_uuid = {one.uuids[0]: one.name for one in device_subjects(devices)}
-    hosts_by_uuid = dict(zip(names_by_uuid, (device.host for device in devices), strict=True))
+    by_host: dict[str, list[Subject]] = {}
+    for subject, device in zip(device_subjects(devices), devices, strict=True):
+        by_host.setdefault(device.host, []).append(subject)
     reports = []
-    for host in by_host:
-        own_uuids = {uuid for uuid, owner in hosts_by_uuid.items() if owner == host}
-        own = [one for one in judgements if own_uuids & set(one.subject.uuids)]
-        names = tuple(name for uuid, name in names_by_uuid.items() if uuid in own_uuids)
+    for host, subjects in by_host.items():
+        uuids = {subject.uuids[0] for subject in subjects}
+        own = [judgement for judgement in judgements if uuids & set(judgement.subject.uuids)]
+        names = tuple(subject.name for subject in subjects)
         reports.append(_node_report(host, names, own, course))
     return tuple(reports)
 
@@ -92,9 +90,9 @@ def _node_report(
     host: str, devices: tuple[str, ...], judgements: Sequence[Judgement], course: CheckCourse
 ) -> NodeReport:
     """Return the report of one node; `judgements` are those about its devices."""
-    drain = tuple(_drain_reasons(judgements))
-    untested = tuple(dict.fromkeys(_untested_reasons(judgements, course)))
+    untested = tuple(dict.fromkeys(_untested_reasons(devices, judgements, course)))
     is_busy = any(reason.kind is UntestedKind.BUSY for reason in untested)
+    drain = tuple(_drain_reasons(judgements, is_busy=is_busy))
     is_suspect = any(
         judgement.verdict.is_suspect_or_bad
         and not judgement.culprit
@@ -123,9 +121,8 @@ def _node_report(
     )
 
 
-def _drain_reasons(judgements: Sequence[Judgement]) -> Iterator[DrainReason]:
+def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterator[DrainReason]:
     """Yield why devices of a node, or its network, must not be used."""
-    is_busy = any(judgement.test.name == OTHER_PROGRAMS_TEST for judgement in judgements)
     # Tests that run with this software on another device of the node.
     passed = [
         (judgement.test.name, judgement.subject.name)
@@ -196,8 +193,17 @@ def _is_device_fault(problems: Iterable[Problem], *, does_work_beside: bool) -> 
     return False
 
 
+def _is_of_others(judgement: Judgement, devices: Sequence[str]) -> bool:
+    """Return whether devices of other nodes kept the test from having a result."""
+    problems = _problems(judgement)
+    return bool(problems) and all(
+        problem.kind is ProblemKind.OTHER_FAILED and not set(problem.names) & set(devices)
+        for problem in problems
+    )
+
+
 def _untested_reasons(
-    judgements: Sequence[Judgement], course: CheckCourse
+    devices: Sequence[str], judgements: Sequence[Judgement], course: CheckCourse
 ) -> Iterator[UntestedReason]:
     """Yield why a node was not tested, or not in full."""
     if not course.is_whole:
@@ -209,7 +215,7 @@ def _untested_reasons(
         elif judgement.stage == "environment" and judgement.verdict is Verdict.BAD:
             detail = f"{judgement.test.name}: {judgement.finding.reason}"
             yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=detail)
-        elif judgement.verdict is Verdict.UNTESTED and not judgement.culprit:
+        elif judgement.verdict is Verdict.UNTESTED and not _is_of_others(judgement, devices):
             kinds = [
                 _UNTESTED_KINDS.get(problem.kind, UntestedKind.NO_RESULT)
                 for problem in _problems(judgement)

@@ -74,6 +74,7 @@ def main(output: Path, stages: list[str]) -> None:
         "devices": [asdict(one) for one in found.devices],
         "findings": [asdict(one) for one in found.findings],
         "healthy": [one.index for one in found.healthy_devices],
+        "nodes": [asdict(one) for one in found.node_reports],
     }
     print(json.dumps(told, default=str))
 

@@ -59,6 +59,11 @@ def test_flipped_bit_is_reported_with_its_worker(tmp_path):
     wrong = {name for name, of in named for one in of if "wrong bits" in one["reason"]}
     assert [name[-8:] for name in wrong] == ["worker 1"]
     assert 1 not in found["healthy"]
+    # The same product is wrong in all passes: this drains the node.
+    [node] = found["nodes"]
+    drained = [(one["kind"], one["device"][-8:], one["test"]) for one in node["drain"]]
+    assert node["state"] == "drain"
+    assert drained == [("failed twice", "worker 1", "same bits fp32 256")]
 
 
 def test_check_samples_are_stored_like_any_run(checked):
@@ -98,6 +103,8 @@ def test_check_names_frozen_or_killed_worker_and_continues(harm, reason, tmp_pat
     assert [one["subject"]["name"][-8:] for one in told] == ["worker 1"]
     read = {one["test"] for one in found["findings"] if one["value"] is not None}
     assert {one["test"] for one in found["findings"]} - read <= {told[0]["test"], "expected values"}
+    # Software may have killed or stopped it: that drains no node.
+    assert [node["state"] for node in found["nodes"]] == ["suspect"]
 
 
 @pytest.mark.long

@@ -189,6 +189,20 @@ def test_node_is_drained_beside_faster_nodes_only(rates, states):
     assert [report.state for report in reports] == states
 
 
+def test_failure_of_another_node_is_not_counted():
+    other = Problem(kind=ProblemKind.OTHER_FAILED, status=Status.ERROR, names=("node0 GPU 1",))
+    test = make_test(name="send 4 MiB", stage="pairs", subjects="pair", unit="GB/s")
+    subject = make_subject(kind="pair", uuids=("GPU-1", "GPU-2"), name="node0 GPU 1 to node1 GPU 0")
+    failed = [
+        Reading(test=test, subject=subject, pass_number=number, value=None, problem=other)
+        for number in (1, 2, 3)
+    ]
+    fleet = on_nodes(4, each=2)
+    readings = [*readings_of([750.0] * 4, each=2), *failed]
+    states = [one.state for one in node_reports(judge(readings, fleet), fleet, COURSE)]
+    assert states == ["untested", "healthy"]
+
+
 def test_interrupted_check_is_out_of_time():
     report = report_of(readings_of([750.0] * 4, each=4), on_nodes(4, each=4), is_whole=False)
     assert (report.state, report.untested[0].kind) == (NodeState.UNTESTED, "out of time")
