@@ -39,7 +39,6 @@ COMMANDS = {
     "predict": ("raybench.cli.compare", "Predict the steps of a run on more devices."),
     "export": ("raybench.cli.export", "Write the points of a run for other programs."),
     "compact": ("raybench.cli.results", "Put the parts of a run together, one file a table."),
-    "doctor": ("raybench.cli.health", "Check whether a cluster is fit to be measured."),
     "health": ("raybench.cli.health", "Find out which device, link or node is bad."),
     "workloads": ("raybench.cli.jobs", "List what can be timed, and with which parameters."),
     "schema": ("raybench.cli.jobs", "Print the JSON Schema of job files."),

@@ -31,7 +31,7 @@ import pynvml
 
 from raybench.conversion import KIB, MJ_PER_J, NS_PER_S
 from raybench.hardware import nvml
-from raybench.hardware.nccl_library import loaded_nccl
+from raybench.hardware.nccl_library import loaded_files, loaded_nccl
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, DeviceSample, NvLink
 from raybench.records.environment import package_versions, usable_cores, variables_that_matter
@@ -85,6 +85,8 @@ _LINK_ERRORS = {
     "replay": (pynvml.NVML_NVLINK_ERROR_DL_REPLAY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY),
     "recovery": (pynvml.NVML_NVLINK_ERROR_DL_RECOVERY, pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY),
 }
+# Libraries whose file decides about speed and results.
+_CUDA_LIBRARIES = re.compile(r"lib(cuda|cublas|cublasLt|cudnn|nccl)\.so(\.\d+)*")
 _RETIREMENT_CAUSES = (
     pynvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS,
     pynvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR,
@@ -123,6 +125,7 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         "disk_free_bytes": _free_bytes(tempfile.gettempdir()),
         "shm_free_bytes": _free_bytes("/dev/shm"),
         "nccl_path": library and library.path,
+        "libraries": {Path(path).name: path for path in loaded_files(_CUDA_LIBRARIES)},
     }
     nccl = {"nccl": library.version} if library else {}
     if device.type == "cuda":
@@ -153,6 +156,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         return {}
     pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
     mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
+    # Current and pending mode.
+    ecc_modes = nvml.ask(pynvml.nvmlDeviceGetEccMode, handle)
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
     # Not nvmlDeviceGetNumaNodeId: on Grace Hopper it returns the node of the GPU's own memory.
@@ -174,6 +179,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "ecc_errors": nvml.ecc_errors(handle),
         "persistence_mode": nvml.flag(nvml.ask(pynvml.nvmlDeviceGetPersistenceMode, handle)),
         "mig_mode": nvml.flag(mig_modes and mig_modes[0]),
+        "ecc_mode": nvml.flag(ecc_modes and ecc_modes[0]),
         "pcie_link": _pcie_link(handle, "Curr"),
         "pcie_link_max": _pcie_link(handle, "Max"),
         "numa_node": near_nodes.bit_length() - 1 if near_nodes.bit_count() == 1 else None,

@@ -41,14 +41,22 @@ def loaded_nccl() -> LoadedNccl | None:
     return None
 
 
-def _loaded_libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
-    """Yield path and handle of each NCCL library that this process has loaded."""
+def loaded_files(names: re.Pattern[str]) -> list[str]:
+    """Return the paths of the files that this process has mapped, without repeats.
+
+    Args:
+        names: must match the whole name of a file.
+    """
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     # The path is the sixth column and may contain blanks.
     paths = (columns[5] for line in lines if len(columns := line.split(maxsplit=5)) == 6)
-    for path in dict.fromkeys(path.removesuffix(_DELETED) for path in paths):
-        if not _FILE.fullmatch(Path(path).name):
-            continue
+    files = dict.fromkeys(path.removesuffix(_DELETED) for path in paths)
+    return [path for path in files if names.fullmatch(Path(path).name)]
+
+
+def _loaded_libraries() -> Iterator[tuple[str, ctypes.CDLL]]:
+    """Yield path and handle of each NCCL library that this process has loaded."""
+    for path in loaded_files(_FILE):
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
         except OSError:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
+from raybench.health.environment import EnvironmentFacts, judge_environment
 from raybench.health.nodes import CheckCourse, node_reports
 from raybench.health.readings import (
     Reading,
@@ -19,7 +21,17 @@ from raybench.health.readings import (
     split_by_memory,
 )
 from raybench.health.references import read_findings
-from raybench.health.suite import BURN_IN, PASS_STAGES, Fleet, Probe, device_subjects, probes
+from raybench.health.suite import (
+    BURN_IN,
+    CONNECT_TEST,
+    ENVIRONMENT,
+    PASS_STAGES,
+    Fleet,
+    Probe,
+    device_subjects,
+    probes,
+)
+from raybench.health.transports import judge_first_collective, judge_transports
 from raybench.health.verdicts import Judgement, judge
 from raybench.job.loading import load_job
 from raybench.job.model import Job, Measure, Span
@@ -28,8 +40,8 @@ from raybench.job.point import Point
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, Finding, Stage
 from raybench.records.node_report import NodeReport
-from raybench.records.record import Record
-from raybench.records.status import RunStatus
+from raybench.records.record import Record, TrialKey
+from raybench.records.status import RunStatus, Status
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.sweep.listener import Listener
@@ -49,6 +61,11 @@ _BURN_IN_MEASURE = Measure(
     max_seconds=1.5 * _BURN_IN_POINT_S,
     timeout_s=60.0,
     breakdown=False,
+)
+# The tests of the environment run once. Their processes import torch, which takes seconds on a busy
+# host.
+_ENVIRONMENT_MEASURE = Measure(
+    warmup=Span(min=5, max=5), iterations=20, max_seconds=2.0, timeout_s=90.0, breakdown=False
 )
 
 
@@ -133,8 +150,10 @@ def examine(
         whole = {one.test.name for one in readings if one.pass_number >= job.measure.rounds}
         whole |= {one.test.name for one in readings if one.test.stage == "facts"}
         readings = tuple(one for one in readings if one.test.name in whole)
-    judgements = judge(readings, examiner.devices, past, references)
-    examination = Examination(run=run, devices=examiner.devices, judgements=judgements)
+    judged = judge(readings, examiner.devices, past, references)
+    examination = Examination(
+        run=run, devices=examiner.devices, judgements=(*examiner.environment, *judged)
+    )
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
     store.write_health(examination.findings)
     return examination
@@ -160,6 +179,9 @@ class Examiner(PointSource):
     burn_in_s: float = 0.0
     devices: tuple[Device, ...] = ()
     readings: list[Reading] = field(default_factory=list)
+    _environment_facts: EnvironmentFacts | None = None
+    # Of the points of the stage "environment", by test: an attempt may be repeated.
+    _of_points: dict[str, tuple[Judgement, ...]] = field(default_factory=dict)
     _cluster: Cluster | None = None
     # Positions in the cluster's devices, by rank.
     _places: tuple[int, ...] = ()
@@ -180,18 +202,41 @@ class Examiner(PointSource):
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices(range(len(cluster.devices)))
         self.devices = self._fleet.devices
+        first = [probe.point for probe in self._probes.values() if _runs_once(probe)]
+        if ENVIRONMENT in self.stages and self.devices:
+            self._environment_facts = EnvironmentFacts(
+                devices=self.devices,
+                missing=cluster.capacity - len(cluster.devices),
+                other_sweeps=cluster.other_sweeps,
+                states=self._facts_before,
+            )
+        count = self.measure.rounds if self._points else 1
+        # Points that run once count as done in the later rounds.
+        done = {
+            TrialKey(point.point_id, number): Status.OK
+            for number in range(2, count + 1)
+            for point in first
+        }
         return Rounds(
-            plan=Plan(points=tuple(self._points)),
-            count=self.measure.rounds,
+            plan=Plan(points=(*first, *self._points)),
+            count=count,
             seed=None,
             has_controls=False,
             in_fresh_workers=False,
+            kept=done,
         )
+
+    @property
+    def environment(self) -> tuple[Judgement, ...]:
+        """Return the judgements of the stage "environment" so far."""
+        facts = self._environment_facts
+        own = () if facts is None else judge_environment(facts)
+        return (*own, *chain.from_iterable(self._of_points.values()))
 
     @property
     def _points(self) -> list[Point]:
         """Return the points of one pass; before a burn-in begins, which adds its own probes."""
-        return [probe.point for probe in self._probes.values()]
+        return [probe.point for probe in self._probes.values() if not _runs_once(probe)]
 
     def _use_devices(self, places: Iterable[int]) -> None:
         """Make the fleet and the probes anew, for those of these devices that are not lost.
@@ -225,11 +270,19 @@ class Examiner(PointSource):
         if any(probe.point == point for probe in self._burn_in):
             return _BURN_IN_MEASURE
         probe = self._probes.get(point.point_id)
+        if probe is not None and _runs_once(probe):
+            return _ENVIRONMENT_MEASURE
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
         """Append the readings of an attempt to `readings`; to be called before `further_round`."""
-        self.readings += read_record(record, self._probes[record.point.point_id], self._fleet)
+        probe = self._probes[record.point.point_id]
+        if not _runs_once(probe):
+            self.readings += read_record(record, probe, self._fleet)
+        elif self._environment_facts is not None:
+            is_first = probe.test.name == CONNECT_TEST
+            judge_record = judge_first_collective if is_first else judge_transports
+            self._of_points[probe.test.name] = tuple(judge_record(self._environment_facts, record))
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round; empty when the check is over: do not call it again.
@@ -255,9 +308,13 @@ class Examiner(PointSource):
             self._burn_in_ends_s = time.monotonic() + self.burn_in_s
         if time.monotonic() < self._burn_in_ends_s:
             return [probe.point for probe in self._burn_in]
-        if "facts" in self.stages:
+        if "facts" in self.stages or ENVIRONMENT in self.stages:
             after = self._cluster.read_device_facts()
             self.readings[:0] = facts_readings(self._facts_before, after)
         if self._burn_in:
             self.readings += drift(self.readings, self._burn_in[0].test.floor)
         return ()
+
+
+def _runs_once(probe: Probe) -> bool:
+    return probe.test.stage == ENVIRONMENT

@@ -40,6 +40,7 @@ from raybench.report.words import health as words
 # The limit of a drift, and of a test that only another version of the suite has.
 _USUAL_LIMIT = 1.1
 _NOT_FIGURES = (WAIT_TEST, COMM_TEST, OTHER_PROGRAMS_TEST)
+_NOT_STAGES = ("facts", "environment")
 _ORDER = (SLOWER, FASTER, SAME)
 _TONES: Mapping[str, Tone] = {SLOWER: "alarm", FASTER: "good"}
 _MOST_SAME, _MOST_IN_HISTORY = 20, 40
@@ -106,15 +107,15 @@ def trace_figures(checks: Iterable[Iterable[Finding]], least: float) -> list[Fig
     """Return the figures, healthy or not, that at least two of the checks have.
 
     A subject is the same by its UUIDs; a cluster, or one without these, also by its name. Without
-    facts, values of 0 or None, findings without a unit, waiting and communication in a step, and
-    other programs. Sorted: slower, faster, same; in each the largest change first. checks: oldest
-    first. least: no limit is below this ratio of times.
+    facts, the environment, values of 0 or None, findings without a unit, waiting and communication
+    in a step, and other programs. Sorted: slower, faster, same; in each the largest change first.
+    checks: oldest first. least: no limit is below this ratio of times.
     """
     series: dict[object, list[Finding]] = {}
     for findings in checks:
         for one in findings:
             # A rate is zero only where the amount of work is not known.
-            is_figure = one.unit and one.value and one.stage != "facts"
+            is_figure = one.unit and one.value and one.stage not in _NOT_STAGES
             if is_figure and one.test not in _NOT_FIGURES:
                 series.setdefault(_key(one), []).append(one)
     changes = [

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raybench.analysis.references import MeasuredValue, Standing, count_within
 from raybench.health.cases import Case, cases_of
+from raybench.health.environment_report import (
+    ENVIRONMENT_TITLE,
+    environment_listing,
+    environment_table,
+    noted,
+)
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
-from raybench.health.suite import device_kinds, device_places, test_named
-from raybench.records.device import Device
+from raybench.health.suite import ENVIRONMENT, device_kinds, device_places, test_named
+from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DevicePlace, Finding, Subject, Verdict, is_time
 from raybench.records.status import RunStatus
 from raybench.report import formatting
@@ -51,6 +57,7 @@ from raybench.report.documents import (
 from raybench.report.export import JUnitCase, csv_text, junit_text
 from raybench.report.formatting import course, number, sentence, some
 from raybench.report.page import device_table, render_template
+from raybench.report.words import environment as environment_words
 from raybench.report.words import health as words
 from raybench.report.words.references import HOW_TO_MAKE
 from raybench.report.words.shares import estimated_gains
@@ -136,6 +143,24 @@ class HealthReport(Document):
         """Return the cases (`cases_of`), worst first; a finding with a culprit makes none."""
         return cases_of(self.findings)
 
+    @cached_property
+    def environment(self) -> list[Finding]:
+        """Return the findings of the stage "environment"."""
+        return [one for one in self.findings if one.stage == ENVIRONMENT]
+
+    @cached_property
+    def _tested(self) -> Sequence[Finding]:
+        """Return the findings of other stages; those of the environment if there are no others."""
+        if self.is_of_environment:
+            return self.findings
+        return [one for one in self.findings if one.stage != ENVIRONMENT]
+
+    @property
+    def is_of_environment(self) -> bool:
+        """Return whether the check looked at the environment, and at nothing that takes minutes."""
+        stages = {one.stage for one in self.findings}
+        return ENVIRONMENT in stages and stages <= {ENVIRONMENT, "facts"}
+
     @property
     def exit_code(self) -> int:
         """Return 1 if something is bad or suspect, also after an interrupt; else 3 or 0.
@@ -145,7 +170,7 @@ class HealthReport(Document):
         verdicts = {one.verdict for case in self.cases for one in case.findings}
         if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
             return 1
-        is_tested = any(one.verdict is not Verdict.UNKNOWN for one in self.findings)
+        is_tested = any(one.verdict is not Verdict.UNKNOWN for one in self._tested)
         is_whole = self.run.status is not RunStatus.INTERRUPTED
         return 0 if is_tested and is_whole and Verdict.UNTESTED not in verdicts else 3
 
@@ -164,6 +189,8 @@ class HealthReport(Document):
     @property
     def title(self) -> str:
         """Return the question that a check answers."""
+        if self.is_of_environment:
+            return environment_words.QUESTION
         return words.question("cuda" if self._has_gpus else "cpu")
 
     @cached_property
@@ -171,7 +198,7 @@ class HealthReport(Document):
         """Return lamp and verdict in a sentence: `Red: 1 of 4 GPUs is bad: node7 GPU 3`."""
         noun, count = "GPU" if self._has_gpus else "CPU worker", len(self.devices)
         status = self.run.status
-        kinds = {one.subject.kind for one in self.findings if one.verdict is Verdict.HEALTHY}
+        kinds = {one.subject.kind for one in self._tested if one.verdict is Verdict.HEALTHY}
         if parts := list(self._unhealthy_words(noun)):
             if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
                 parts.append(f"no {noun} is bad by itself")
@@ -179,10 +206,15 @@ class HealthReport(Document):
         elif status is RunStatus.INTERRUPTED or (not self.findings and status is not RunStatus.OK):
             told = "nothing was wrong in the tests that ended" if kinds else "nothing can be said"
             text = f"The check did not come to its end: {told}."
-        elif self.exit_code and any(one.value is not None for one in self.findings):
+        elif self.exit_code and any(one.value is not None for one in self._tested):
             text = "It ran, but there is nothing to compare it with."
         elif self.exit_code:
             text = "Nothing could be tested."
+        elif self.is_of_environment:
+            kind: DeviceKind = "cuda" if self._has_gpus else "cpu"
+            notes = len({one.test for one in noted(self.environment)})
+            devices = words.devices_name(count, kind)
+            text = sentence(environment_words.headline(devices, notes))
         else:
             devices, healthy = f"{'both' if count == 2 else f'all {count}'} {noun}s", "are healthy"
             if count == 1:
@@ -220,7 +252,8 @@ class HealthReport(Document):
                 yield f"{len(names)}{of} {noun}{plural} {verb}: {some(names)}"
             for one in own:
                 if one.subject.kind == "cluster":
-                    yield f"{one.subject.name}: {one.reason}"
+                    name = one.test if one.stage == ENVIRONMENT else one.subject.name
+                    yield f"{name}: {one.reason}"
 
     @property
     def _notes(self) -> list[str]:
@@ -229,6 +262,7 @@ class HealthReport(Document):
             sentence(one.reason)
             for one in self.findings
             if one.verdict is Verdict.UNKNOWN
+            and one.stage != ENVIRONMENT
             and one.subject.kind == "cluster"
             and one.value is None
         )
@@ -273,7 +307,7 @@ class HealthReport(Document):
         yield words.blind_spot(has_peers=has_peers, has_references=bool(standings), is_own=is_own)
 
     def _body(self) -> Iterator[Block]:
-        """Yield the basis, a listing for each case, advice, notes, tables of tests, and grades."""
+        """Yield basis, cases, environment, advice, notes, tables of tests, and grades."""
         if any(one.ratio is not None for one in self.findings):
             yield from (Line(text=text) for text in self._basis() if text)
         for case in self.cases:
@@ -290,6 +324,9 @@ class HealthReport(Document):
                 title=f"{case.subject.name}: {case.verdict.value}",
                 lines=[(name, text) for name, text in lines if text],
             )
+        if self.environment:
+            listing = environment_listing(self.environment)
+            yield listing if listing.lines else Line(text=listing.title, is_apart=True)
         for one in self.advice:
             yield Line(text=sentence(one.text), is_apart=True)
         for note in self._notes:
@@ -310,6 +347,8 @@ class HealthReport(Document):
         if names := healthy - wrong - {FREE_MEMORY}:
             text = f"No problems found in: {', '.join(sorted(names))}."
             yield Line(text=text, is_apart=True)
+        if self.is_of_environment:
+            yield environment_table(self.environment)
         maps = _pair_maps(self.findings, self.places)
         has_matrices = maps and _LEAST_IN_A_MATRIX <= len(maps[0].places) <= _MOST_IN_A_MATRIX
         for stage, title in _STAGES.items():
@@ -565,14 +604,17 @@ def format_page(report: HealthReport, devices: pd.DataFrame) -> str:
     devices: the table `devices` of its run; may be empty.
     """
     found, run = list(report._body()), report.run
+    environment = environment_listing(report.environment)
     return render_template(
         "health.html",
         report=report,
         run=run,
         lines=[one.text for one in found if isinstance(one, Line)],
-        cases=[one for one in found if isinstance(one, Listing)],
+        cases=[one for one in found if isinstance(one, Listing) and one != environment],
+        environment=environment if report.environment else None,
+        environment_facts=environment_table(report.environment),
         figures=health_figures(report),
-        tables=[one for one in found if isinstance(one, Table)],
+        tables=[one for one in found if isinstance(one, Table) and one.kind != ENVIRONMENT_TITLE],
         facts=[
             ("run", run.run_id),
             ("started", formatting.when(run.started_at)),

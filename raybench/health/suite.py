@@ -35,6 +35,7 @@ Reads = Literal["ranks", "bits", "pairs", "groups", "parts"]
 # Which devices take part in a point; see `_participants`.
 RunOn = Literal[
     "each device",
+    "several devices",
     "one local rank",
     "full nodes",
     "pairs on nodes",
@@ -45,6 +46,7 @@ RunOn = Literal[
 ]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 BURN_IN: Stage = "burn-in"
+ENVIRONMENT: Stage = "environment"
 # The stages that are run in each pass; the burn-in comes after them.
 PASS_STAGES = tuple(stage for stage in STAGES if stage != BURN_IN)
 
@@ -54,9 +56,12 @@ _HOST_BAD_RATIO = 3.0
 # The tests of the stage "straggler", in ms a step of each device: what it computes, how long it
 # waits for the slowest one, how long it communicates.
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
+# The tests of the stage "environment" that need work of the devices.
+CONNECT_TEST, TRANSPORT_TEST = "first collective", "transport"
 # Stages whose tests use NCCL, but for copies between memories.
 _STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
 _MIB = 2**20
+_TRANSPORT_PROBE = "raybench.workloads.pairs:TransportProbe"
 # A library may do a product up to this size by another kernel in its next version.
 _SMALL_PRODUCT = 1024
 # With more devices, nodes are paired only by devices of the same local rank (the rails of a
@@ -115,6 +120,27 @@ class HealthTest:
     def between_nodes(self) -> HealthTest:
         """Return the test for pairs of devices on different nodes."""
         return replace(self, name=f"{self.name} between nodes", within_nodes=self.name)
+
+
+def _environment(size_bytes: int) -> tuple[HealthTest, HealthTest]:
+    """Return the first all_reduce of the workers, and the probe of their transports.
+
+    Both run once, not in each pass; `health/transports.py` judges them.
+    """
+    connect = HealthTest(
+        name=CONNECT_TEST,
+        stage=ENVIRONMENT,
+        unit="s",
+        floor=0.0,
+        is_compared=False,
+        is_reference=False,
+        workload="collective",
+        params={"operation": "all_reduce", "size_bytes": size_bytes, "dtype": "float32"},
+        run_on="several devices",
+        device_bytes=size_bytes,
+    )
+    probe = replace(connect, name=TRANSPORT_TEST, unit="", workload=_TRANSPORT_PROBE, params={})
+    return connect, probe
 
 
 def _size_text(size_bytes: int) -> str:
@@ -289,6 +315,7 @@ def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, H
 # one host differ by 6 % then (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
 SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
     "cuda": (
+        *_environment(256 * _MIB),
         *(
             _product(
                 "gemm",
@@ -328,6 +355,7 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
     ),
     # A CPU worker has no link to its host, and no copy from the memory of another one.
     "cpu": (
+        *_environment(16 * _MIB),
         *(_product("gemm", Precision.FP32, size, 0.1) for size in (256, 512, 1024)),
         # Above most caches and soon done.
         _memory(16 * 10**6, 0.1),
@@ -480,6 +508,9 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
     match run_on:
         case "each device":
             yield {}
+        case "several devices":
+            if len(fleet.devices) > 1:
+                yield {}
         case "one local rank":
             # One device of each node at the same time.
             yield from ({"local_rank": rank} for rank in range(max(map(len, fleet.nodes))))
@@ -542,7 +573,8 @@ def title(point: Point) -> str:
         for name, value in point.params.items()
         if name in _ALWAYS_NAMED or value != usual.get(name)
     ]
-    return " ".join(dict.fromkeys((point.workload, *precision, *shown)))
+    workload = "transports" if point.workload == _TRANSPORT_PROBE else point.workload
+    return " ".join(dict.fromkeys((workload, *precision, *shown)))
 
 
 @cache

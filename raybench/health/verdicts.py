@@ -659,7 +659,7 @@ def _advise(finding: Judgement, devices: Sequence[Device], fleet: Iterable[Devic
         # What all devices share.
         if stage == "host-links":
             return action, [Command(kind=CommandKind.SHOW_HOST_TOPOLOGY, hosts=hosts)]
-        return action, [Command(kind=CommandKind.DOCTOR)]
+        return action, [Command(kind=CommandKind.CHECK_ENVIRONMENT)]
     if kind != "device":
         if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
             return action, [Command(kind=CommandKind.SHOW_NVLINKS, hosts=hosts)]

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 # Folders of raybench that do not affect a measurement.
-_UNHASHED_FOLDERS = ("ab", "analysis", "api", "cli", "doctor", "report")
+_UNHASHED_FOLDERS = ("ab", "analysis", "api", "cli", "report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

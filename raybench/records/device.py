@@ -43,6 +43,7 @@ class Device:
     ecc_errors: Annotated[int | None, Column("", "uncorrected, since the driver was loaded")] = None
     persistence_mode: Annotated[bool | None, Column("", "driver stays loaded")] = None
     mig_mode: Annotated[bool | None, Column("", "GPU is partitioned")] = None
+    ecc_mode: Annotated[bool | None, Column("", "memory corrects errors")] = None
     # Such as "gen5 x16".
     pcie_link: Annotated[str | None, Column("", "PCIe link at the start")] = None
     pcie_link_max: Annotated[str | None, Column("", "widest PCIe link")] = None
@@ -60,6 +61,9 @@ class Device:
         default_factory=dict
     )
     nccl_path: Annotated[str | None, Column("", "file of the NCCL that the worker loaded")] = None
+    libraries: Annotated[
+        Mapping[str, str], Column("", "files of the CUDA libraries that the worker loaded")
+    ] = field(default_factory=dict)
     environment: Annotated[Mapping[str, str], Column("", "variables of the worker")] = field(
         default_factory=dict
     )

@@ -61,6 +61,21 @@ class NvLink:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """State of a host; unknown values are None."""
+
+    # Load average over one minute, before the workers of the check started.
+    load: float | None = None
+    cores: int
+    # Memory that a process may lock; math.inf if it is unlimited.
+    memlock_bytes: float
+    # Network interface that is up -> Gbit/s; 0 if the driver does not report the speed.
+    interfaces: Mapping[str, float] = field(default_factory=dict)
+    # InfiniBand, RoCE and EFA.
+    rdma_adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
     """State and error counters of one device at one moment; unknown values are None."""
 
@@ -95,6 +110,8 @@ class DeviceFacts:
     # Xids since `xids_watched_since_s`.
     new_xids: tuple[int, ...] | None = None
     xids_watched_since_s: float | None = None
+    # Equal for all devices of a host.
+    host: HostFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

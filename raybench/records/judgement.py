@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Self
 
+from raybench.records.conditions import Condition, FactValue
 from raybench.records.devices import SubjectKind
 from raybench.records.status import Status
 
@@ -35,6 +36,8 @@ class ProblemKind(StrEnum):
     NOT_STARTED = "not_started", "not read"
     # names: of the device that failed; status.
     OTHER_FAILED = "other_failed", "not read"
+    # names: of the device that failed, if known. status, detail: of the record.
+    NO_COLLECTIVE = "no_collective", "failed"
     # value: free bytes. limit: bytes that the test needs.
     NO_ROOM = "no_room", "not read"
     WORKER_LOST = "worker_lost", "fault"
@@ -122,6 +125,8 @@ class ReasonKind(StrEnum):
     SLOW_PATH = "slow_path"
     # value: ms that other ranks wait for this rank. limit: ms of the step.
     LATE = "late"
+    # condition; see `Condition` for the other fields.
+    CONDITION = "condition"
     # The kinds below are evidence, not reasons. value: passes.
     IN_EACH_PASS = "in_each_pass"
     # value: relative standard deviation of the other subjects.
@@ -140,6 +145,8 @@ class ReasonKind(StrEnum):
     SLOW_ALONE = "slow_alone"
     SLOW_LINK = "slow_link"
     CPU_OR_DATA = "cpu_or_data"
+    # facts: that the test has read.
+    FACTS = "facts"
 
 
 Blame = Literal["path", "path or end"]
@@ -161,6 +168,8 @@ class Reason:
     subject: SubjectKind = "device"
     # Only for a slow pair.
     blame: Blame | None = None
+    condition: Condition | None = None
+    facts: tuple[FactValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +226,32 @@ class CommandKind(StrEnum):
     SHOW_ALL_GPU_PROCESSES = "show_all_gpu_processes"
     # names: of variables.
     UNSET = "unset"
-    DOCTOR = "doctor"
+    CHECK_ENVIRONMENT = "check_environment"
     BURN_IN = "burn_in"
+    # The commands below are about the environment. host.
+    RESTART_RAY = "restart_ray"
+    SHOW_DISK = "show_disk"
+    ENLARGE_SHM = "enlarge_shm"
+    RAISE_MEMLOCK = "raise_memlock"
+    SHOW_INTERFACES = "show_interfaces"
+    SHOW_KERNEL_LOG = "show_kernel_log"
+    SHOW_PEERS = "show_peers"
+    SHOW_RDMA = "show_rdma"
+    LOAD_PEERMEM = "load_peermem"
+    TURN_PERSISTENCE_ON = "turn_persistence_on"
+    # uuid, host.
+    RESET_CLOCKS = "reset_clocks"
+    SHOW_THROTTLING = "show_throttling"
+    SHOW_TEMPERATURE = "show_temperature"
+    TURN_MIG_OFF = "turn_mig_off"
+    TURN_ECC_ON = "turn_ecc_on"
+    # names: packages, or the variable.
+    INSTALL = "install"
+    CHOOSE_INTERFACE = "choose_interface"
+    LIMIT_THREADS = "limit_threads"
+    SHOW_RAY = "show_ray"
+    WAIT = "wait"
+    CHECK_LOUDLY = "check_loudly"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

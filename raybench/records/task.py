@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from raybench.job.model import Measure
     from raybench.records.code import Code
 
+_OWN_MODULES = "raybench."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
@@ -56,8 +58,10 @@ class Task:
 
     @property
     def user_class(self) -> str:
-        """The class as `package.module:Class`; empty for a built-in workload."""
-        return self.point.workload if ":" in self.point.workload else ""
+        """The class as `package.module:Class`; empty for a workload of raybench."""
+        workload = self.point.workload
+        is_users = ":" in workload and not workload.startswith(_OWN_MODULES)
+        return workload if is_users else ""
 
     @property
     def worker_environment(self) -> Mapping[str, str]:

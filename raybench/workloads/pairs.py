@@ -4,15 +4,14 @@ The module is also a program, for `TransportProbe`:
 
     torchrun --nproc-per-node=2 -m raybench.workloads.pairs cuda
 
-It prints the lines of NCCL's log about transports, and what the host offers, as `raybench: KEY
-VALUE`. `raybench.doctor.diagnosis` reads them.
+It prints the lines of NCCL's log about transports, and gloo's connections as `raybench: gloo
+INTERFACE ADDRESS PEER`. `health/transports.py` reads them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -328,7 +327,7 @@ _NCCL_LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 
 
 def main() -> None:
-    """Run the collective; print lines of the host, then gloo's connections or NCCL's transports.
+    """Run the collective; print gloo's connections or NCCL's transports.
 
     The arguments of the program are the device (cuda for LOCAL_RANK's device, cuda:N or cpu) and a
     prefix for keys in the store, which is equal on all ranks and used once.
@@ -348,11 +347,6 @@ def main() -> None:
         }
         connections = _communicate(device, key_prefix)
         text = log.read_text(errors="replace") if log.exists() else ""
-    adapters = sorted(path.name for path in Path("/sys/class/infiniband").glob("*"))
-    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    print(f"raybench: adapters {','.join(adapters)}")
-    print(f"raybench: memlock {'unlimited' if memlock == resource.RLIM_INFINITY else memlock}")
-    print(f"raybench: rank {os.environ['RANK']}")
     transports: list[str] = []
     for line in text.splitlines():
         match = _NCCL_LINE.match(line)

@@ -33,7 +33,7 @@ def place():
 
 
 # Those that take longest go first, so that no process is left with one of them at the end.
-_LONGEST = ["sweep_command", "resume", "health", "faults", "hosts", "nodes", "doctor_runs"]
+_LONGEST = ["sweep_command", "resume", "health", "faults", "hosts", "nodes", "environment_runs"]
 # Built-in workloads before classes of the user's, which cost workers their processes.
 _ON_WORKERS = ["script_ranks", "breakdown_of_ranks"]
 

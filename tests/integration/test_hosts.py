@@ -172,9 +172,10 @@ def test_token_and_version_errors_are_one_line(lone, tmp_path):
     *_, last = done.stderr.splitlines()
     assert "\nRay cluster at 10.99.0.10:6379" in done.stderr
     assert "9.9.9 on node0 (10.99.0.10): install the same version on every node" in last
-    doctor = lone.run([*SWEEP[:1], "doctor", "--device", "cpu"])
-    assert doctor.returncode == 1
-    assert "raybench measures nothing here: numpy is" in " ".join(doctor.stdout.split())
+    check = ("health", "--only", "environment", "--device", "cpu", "-o", tmp_path / "results")
+    refused = lone.run([*SWEEP[:1], *check])
+    assert refused.returncode == 3
+    assert "numpy is" in refused.stderr.splitlines()[-1]
 
 
 @pytest.mark.long

@@ -87,6 +87,8 @@ class NodeAgent:
         from raybench.hardware.devices import memory_in_use_bytes
 
         self._locks = DeviceLocks()
+        # The workers of this sweep will add to the load.
+        self._load_before, *_ = os.getloadavg()
         # UUID -> memory in use before the first worker attached its device.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
@@ -153,12 +155,15 @@ class NodeAgent:
         return tuple(sample for sampler in self._samplers for sample in sampler.drain())
 
     def device_facts(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return state and error counters of the devices."""
+        """Return state and error counters of the devices, and the state of their host."""
+        from raybench.hardware.hosts import read_host
+
         if self._fact_reader is None:
             from raybench.hardware.devices import FactReader
 
             self._fact_reader = FactReader()
-        return tuple(self._fact_reader.read(devices))
+        host = read_host(self._load_before)
+        return tuple(replace(facts, host=host) for facts in self._fact_reader.read(devices))
 
     def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
         """Return process id -> output of the worker, in the format of `read_output`.

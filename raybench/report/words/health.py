@@ -22,6 +22,7 @@ from raybench.records.judgement import (
     ValueRange,
 )
 from raybench.report.formatting import counted, number, share_words, some, span
+from raybench.report.words import environment
 
 
 def question(kind: DeviceKind) -> str:
@@ -179,6 +180,7 @@ _PROBLEMS: Mapping[ProblemKind, Callable[[Problem], str]] = {
     ProblemKind.FAILED: _failed,
     ProblemKind.NOT_STARTED: lambda problem: f"not read: {_message(problem)}",
     ProblemKind.OTHER_FAILED: _other_failed,
+    ProblemKind.NO_COLLECTIVE: environment.no_collective,
     ProblemKind.NO_ROOM: _no_room,
     ProblemKind.WORKER_LOST: lambda _: "lost: no worker could be started on it any more",
     ProblemKind.DEVICE_UNREAD: lambda problem: problem.detail,
@@ -268,6 +270,8 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
     ReasonKind.LATE: lambda reason: (
         f"the others wait {number(reason.value, 3)} of {number(reason.limit, 3)} ms a step for it"
     ),
+    ReasonKind.CONDITION: environment.condition,
+    ReasonKind.FACTS: environment.facts,
     ReasonKind.IN_EACH_PASS: lambda reason: f"in each of {reason.value:.0f} passes",
     ReasonKind.SPREAD: lambda reason: f"the others spread by {reason.value:.1%}",
     ReasonKind.ONE_OF_SLOW: lambda reason: (
@@ -351,12 +355,14 @@ _COMMANDS: Mapping[CommandKind, str] = {
     CommandKind.SHOW_ALL_CPU_LOAD: _CPU_LOAD.format("user,"),
     CommandKind.SHOW_ALL_GPU_PROCESSES: "nvidia-smi -q -d PIDS",
     CommandKind.UNSET: "unset {names}",
-    CommandKind.DOCTOR: "raybench doctor",
+    CommandKind.CHECK_ENVIRONMENT: "raybench health --only environment",
     CommandKind.BURN_IN: "raybench health --only alone --burn-in 10m",
+    **environment.COMMANDS,
 }
 _ON_HOSTS = _COMMANDS.keys() - {
     *(CommandKind.DRAIN_SLURM, CommandKind.CORDON),
-    *(CommandKind.UNSET, CommandKind.DOCTOR, CommandKind.BURN_IN),
+    *(CommandKind.UNSET, CommandKind.CHECK_ENVIRONMENT, CommandKind.BURN_IN),
+    *environment.ANYWHERE,
 }
 _AFTER_HOST = {CommandKind.SHOW_HOST_LINK: ", GPU Link Info"}
 

@@ -1,0 +1,40 @@
+"""The state of this host: load, limits and network, by psutil and /sys. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from pathlib import Path
+
+import psutil
+
+from raybench.records.devices import HostFacts
+
+_MBIT_PER_GBIT = 1000
+_LOOPBACK = "lo"
+
+
+def read_host(load: float | None = None, adapters: Path | None = None) -> HostFacts:
+    """Return the state of this host.
+
+    Args:
+        load: load average from before the check; None reads it now.
+        adapters: folder with an entry for each RDMA adapter, for tests.
+    """
+    memlock, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    interfaces = {}
+    for name, state in psutil.net_if_stats().items():
+        if state.isup and name != _LOOPBACK:
+            # Virtual interfaces report 0, or 65535 for unknown.
+            is_known = state.speed not in (0, 2**16 - 1)
+            interfaces[name] = state.speed / _MBIT_PER_GBIT if is_known else 0.0
+    folder = adapters or Path("/sys/class/infiniband")
+    return HostFacts(
+        load=psutil.getloadavg()[0] if load is None else load,
+        # The load is that of the whole host, whatever share of it this process may use.
+        cores=os.cpu_count() or 1,
+        memlock_bytes=math.inf if memlock == resource.RLIM_INFINITY else float(memlock),
+        interfaces=interfaces,
+        rdma_adapters=tuple(sorted(path.name for path in folder.glob("*"))),
+    )

@@ -1,0 +1,238 @@
+"""What the first all_reduce and the transport probe say: how data travels, and how fast. Pure.
+
+Both are points of the stage `environment`; see `SUITE` and `TransportProbe`.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from raybench.conversion import NS_PER_S
+from raybench.hardware.nccl_log import NcclLog, Route, parse
+from raybench.health.environment import (
+    EnvironmentFacts,
+    environment_test,
+    fact,
+    fault_of,
+)
+from raybench.health.suite import TRANSPORT_TEST
+from raybench.health.verdicts import Judgement
+from raybench.records.conditions import Condition, FactValue
+from raybench.records.devices import Subject, Verdict
+from raybench.records.judgement import (
+    Command,
+    CommandKind,
+    Problem,
+    ProblemKind,
+    Reason,
+    ReasonKind,
+)
+from raybench.records.record import Record
+from raybench.records.status import Status
+
+NETWORK_TEST = "transport between nodes"
+_SLOW_START_S = 10.0
+# Interfaces that other hosts do not reach, or by a detour.
+_INNER = re.compile(r"lo$|docker|br-|virbr|veth|cni|flannel|podman")
+_GLOO_LINE = re.compile(r"^raybench: gloo (\S+) (\S+) (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankRoute:
+    """A route, and the rank that reported it."""
+
+    rank: int
+    route: Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RankTransports:
+    """The transports that one rank reported."""
+
+    log: NcclLog
+    # Connections of gloo: interface, own address, address of the peer.
+    peers: tuple[tuple[str, str, str], ...]
+
+
+def judge_first_collective(facts: EnvironmentFacts, record: Record) -> Iterator[Judgement]:
+    """Yield whether the devices can communicate, how long they took to connect, and how fast.
+
+    Args:
+        record: of the first all_reduce of the workers.
+    """
+    test = environment_test("first collective", "s")
+    hosts = facts.host_names
+    if record.status is not Status.OK:
+        rank = record.error_rank
+        problem = Problem(
+            kind=ProblemKind.NO_COLLECTIVE,
+            names=() if rank is None else (facts.subjects[rank].name,),
+            status=record.status,
+            detail=record.error_message or "",
+        )
+        commands = [Command(kind=CommandKind.CHECK_LOUDLY)]
+        if len(hosts) > 1:
+            commands.append(Command(kind=CommandKind.SHOW_NETWORK, hosts=hosts))
+        fault = Reason(kind=ReasonKind.PROBLEMS, problems=(problem,))
+        yield fact(test, facts.cluster, None, fault=fault, verdict=Verdict.BAD, commands=commands)
+        return
+    measured = record.measurements
+    first_s = max(
+        (one.setup_s or 0.0) + one.repetitions[0].warmup.step_ns[0] / NS_PER_S for one in measured
+    )
+    is_slow = first_s > _SLOW_START_S
+    yield fact(
+        test,
+        facts.cluster,
+        first_s,
+        fault=fault_of(Condition.SLOW_CONNECTION, first_s, _SLOW_START_S) if is_slow else None,
+        commands=(Command(kind=CommandKind.CHOOSE_INTERFACE, names=_variables(facts)),),
+    )
+    step_ns = max(statistics.median(one.step_ns) for one in measured)
+    bytes_on_bus = (measured[0].message_bytes or 0) * (measured[0].busbw_factor or 0.0)
+    yield fact(environment_test("all_reduce", "GB/s"), facts.cluster, bytes_on_bus / step_ns)
+
+
+def _variables(facts: EnvironmentFacts) -> tuple[str, ...]:
+    """Return the variable that names the network interface."""
+    return ("NCCL_SOCKET_IFNAME" if facts.is_cuda else "GLOO_SOCKET_IFNAME",)
+
+
+def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgement]:
+    """Yield how data travels within each node, and between nodes.
+
+    Args:
+        record: of the transport probe on all devices.
+    """
+    ranks = [_read_rank(one.output) for one in record.measurements]
+    test = environment_test(TRANSPORT_TEST)
+    if not any(rank.log.routes or rank.peers for rank in ranks):
+        messages = [record.error_message] if record.error_message else []
+        fault = fault_of(Condition.NO_ROUTES, names=messages)
+        yield fact(
+            test,
+            facts.cluster,
+            None,
+            fault=fault,
+            commands=(Command(kind=CommandKind.CHECK_LOUDLY),),
+        )
+        return
+    if not facts.is_cuda:
+        yield _gloo(facts, ranks)
+        return
+    within: dict[str, list[_RankRoute]] = {}
+    between: list[_RankRoute] = []
+    for rank, transports in enumerate(ranks):
+        for route in transports.log.routes:
+            start, end = (facts.devices[one].node_id for one in (route.sender, route.receiver))
+            own = within.setdefault(start, []) if start == end else between
+            own.append(_RankRoute(rank=rank, route=route))
+    for node_id, routes in within.items():
+        yield _within_node(facts, facts.node(node_id), routes)
+    nvls = {rank.log.has_nvls for rank in ranks} - {None}
+    if within and nvls:
+        yield fact(environment_test("NVLS"), facts.cluster, float(True in nvls))
+    if between:
+        yield from _between_nodes(facts, between)
+
+
+def _read_rank(output: str) -> _RankTransports:
+    """Return what a rank printed: lines of `TransportProbe`, and NCCL's log."""
+    peers = tuple((match[1], match[2], match[3]) for match in _GLOO_LINE.finditer(output))
+    return _RankTransports(log=parse(output.splitlines()), peers=peers)
+
+
+def _within_node(facts: EnvironmentFacts, node: Subject, routes: Sequence[_RankRoute]) -> Judgement:
+    ways = _ways(facts, routes)
+    is_direct = {one.route.kind for one in routes} == {"P2P"}
+    names = [way.name for way in ways]
+    return fact(
+        environment_test(TRANSPORT_TEST, "transports"),
+        node,
+        float(len(ways)),
+        fault=None if is_direct else fault_of(Condition.NO_PEER_ACCESS, names=names),
+        facts=ways,
+        commands=(Command(kind=CommandKind.SHOW_PEERS, hosts=(node.name,)),),
+    )
+
+
+def _between_nodes(facts: EnvironmentFacts, between: Sequence[_RankRoute]) -> Iterator[Judgement]:
+    """Yield the transports between nodes, and what is wrong with each."""
+    cluster, hosts = facts.cluster, facts.host_names
+    routes = [one.route for one in between]
+    ways = _ways(facts, between)
+    adapters = sorted({name for host in facts.hosts.values() for name in host.rdma_adapters})
+    fault, command = None, Command(kind=CommandKind.SHOW_RDMA, hosts=hosts)
+    if adapters and any(route.network == "Socket" for route in routes):
+        fault = fault_of(Condition.UNUSED_ADAPTERS, names=adapters)
+    elif any(route.kind != "NET" for route in routes):
+        fault, command = fault_of(Condition.ONE_HOST), Command(kind=CommandKind.SHOW_RAY)
+    yield fact(
+        environment_test(NETWORK_TEST, "transports"),
+        cluster,
+        float(len(ways)),
+        fault=fault,
+        facts=ways,
+        commands=(command,),
+    )
+    if interfaces := sorted({route.interface for route in routes if route.interface}):
+        used = [FactValue(name=name) for name in interfaces]
+        inner = list(filter(_INNER.match, interfaces))
+        yield _interfaces(facts, "interfaces in use", used, inner)
+    by_adapter = [route for route in routes if route.network not in ("", "Socket")]
+    if by_adapter:
+        is_direct = all(route.gpu_direct for route in by_adapter)
+        yield fact(
+            environment_test("GPUDirect RDMA"),
+            cluster,
+            float(is_direct),
+            fault=None if is_direct else fault_of(Condition.NO_GPU_DIRECT),
+            commands=(Command(kind=CommandKind.LOAD_PEERMEM, hosts=hosts),),
+        )
+
+
+def _interfaces(
+    facts: EnvironmentFacts, test: str, used: Sequence[FactValue], inner: Sequence[str]
+) -> Judgement:
+    """Return whether the network interfaces in use lead to other hosts.
+
+    Args:
+        inner: names of interfaces that do not.
+    """
+    choose = CommandKind.CHOOSE_INTERFACE
+    command = Command(kind=choose, names=_variables(facts), hosts=facts.host_names)
+    return fact(
+        environment_test(test, "interfaces"),
+        facts.cluster,
+        float(len(used)),
+        fault=fault_of(Condition.INNER_INTERFACE, names=inner) if inner else None,
+        facts=used,
+        commands=(command,),
+    )
+
+
+def _ways(facts: EnvironmentFacts, routes: Sequence[_RankRoute]) -> list[FactValue]:
+    """Return the ways that routes take; with the ranks of each if there are several."""
+    ranks_by_way: dict[str, list[str]] = {}
+    for one in routes:
+        owners = ranks_by_way.setdefault(one.route.words, [])
+        name = facts.subjects[one.rank].name
+        owners += [name] if name not in owners else []
+    is_one = len(ranks_by_way) == 1
+    return [
+        FactValue(name=way, subjects=() if is_one else tuple(owners))
+        for way, owners in sorted(ranks_by_way.items())
+    ]
+
+
+def _gloo(facts: EnvironmentFacts, ranks: Sequence[_RankTransports]) -> Judgement:
+    """Return the interfaces between CPU workers."""
+    is_one_host = len({(device.host, device.address) for device in facts.devices}) == 1
+    used = sorted({name for rank in ranks for name, _, _ in rank.peers})
+    outward = sorted({name for rank in ranks for name, here, there in rank.peers if here != there})
+    inner = [] if is_one_host else list(filter(_INNER.match, outward))
+    shown = [FactValue(name="gloo", value=name) for name in used]
+    return _interfaces(facts, TRANSPORT_TEST, shown, inner)
