@@ -81,7 +81,8 @@ def judge_first_collective(facts: EnvironmentFacts, record: Record) -> Iterator[
         return
     measured = record.measurements
     first_s = max(
-        (one.setup_s or 0.0) + one.repetitions[0].warmup.step_ns[0] / NS_PER_S for one in measured
+        (one.setup_s or 0.0) + sum(one.repetitions[0].warmup.step_ns[:1]) / NS_PER_S
+        for one in measured
     )
     is_slow = first_s > _SLOW_START_S
     yield fact(

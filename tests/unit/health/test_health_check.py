@@ -11,7 +11,7 @@ from raybench.health.check import Examiner, examine, health_job
 from raybench.health.suite import probes
 from raybench.health.verdicts import Judgement, judge
 from raybench.job.point import Point
-from raybench.records.devices import Verdict
+from raybench.records.devices import Stage, Verdict
 from raybench.records.judgement import ProblemKind
 from raybench.records.measurement import Failure, RankAnswer
 from raybench.records.record import Record
@@ -19,12 +19,14 @@ from raybench.records.status import Cause, RunStatus
 from raybench.sweep.loop import PointFinished, PointRetried, SweepSettings, sweep
 from raybench.workloads.kernels import SameBits
 
-STAGES = ("alone", "together")
+STAGES: tuple[Stage, ...] = ("alone", "together")
 
 
-def run_check(cluster: Cluster, count: int) -> tuple[Examiner, list[Record]]:
+def run_check(
+    cluster: Cluster, count: int, stages: tuple[Stage, ...] = STAGES
+) -> tuple[Examiner, list[Record]]:
     job = health_job()
-    examiner = Examiner(lambda fleet: probes(fleet, STAGES), STAGES, job.measure)
+    examiner = Examiner(lambda fleet: probes(fleet, stages), stages, job.measure)
     cluster.start(count, "pack")
     settings = SweepSettings(measure=job.measure, strategy="pack", stop_on_error=False)
     records = []
@@ -62,6 +64,20 @@ def test_each_probe_is_run_in_three_passes_in_the_same_workers():
     assert rounds == sorted([1, 2, 3] * (len(rounds) // 3))
     told = {one.verdict for one in verdicts(examiner).values()}
     assert told <= {Verdict.HEALTHY, Verdict.UNKNOWN}
+
+
+def test_environment_is_checked_once_before_the_passes():
+    cluster = ChangingCluster(on_cpus(2), measure)
+    examiner, records = run_check(cluster, 2, ("environment", "alone"))
+    ran = [record.point.workload.rpartition(":")[2] for record in records]
+    assert ran[:2] == ["collective", "TransportProbe"]
+    assert ran.count("collective") == ran.count("TransportProbe") == 1
+    assert ran.count("launch") == 3
+    found = {one.test.name: one.finding for one in examiner.environment}
+    assert found["first collective"].value > 0
+    assert found["transport"].verdict is Verdict.NOTE
+    assert found["versions"].verdict is Verdict.HEALTHY
+    assert not [one for one in examiner.readings if one.test.stage == "environment"]
 
 
 def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():

@@ -89,6 +89,18 @@ def all_copies(count, *slow):
     return [slow_pair(*pair, **({} if pair in slow else fine)) for pair in pairs]
 
 
+def noted(test, reason, *ranks, **changes):
+    """A note on these devices, or on the cluster."""
+    subjects = map(make_subject, ranks) if ranks else [ALL]
+    settings = {"stage": "environment", "verdict": Verdict.NOTE, "ratio": None, "expected": ""}
+    settings |= {"test": test, "reason": reason, "value": 1.0, "unit": "", **changes}
+    return [make_finding(subject, **settings) for subject in subjects]
+
+
+def fact_of(test, **changes):
+    return noted(test, "", 0, 1, **{"verdict": Verdict.HEALTHY, **changes})
+
+
 ONE_BAD = [*healthy(3), bad(3)]
 UNTESTED = make_finding(make_subject(3), verdict=Verdict.UNTESTED, value=None)
 NOT_TESTED = "Amber: 1 of 4 GPUs could not be tested: alpha GPU 3"
@@ -405,3 +417,59 @@ def test_copies_that_share_a_bottleneck_are_told(at_once, is_told):
         "devices copy at once, each reaches 78 GB/s."
     )
     assert (told in " ".join(format_health(report_of(findings)).split())) == is_told
+
+
+PERSISTENCE = noted("persistence", "off: starts take longer", 0, 1, command="nvidia-smi -pm 1")
+TRANSPORT = fact_of("transport", evidence="P2P/CUMEM", value=1.0, unit="transports")
+ENVIRONMENT = [*fact_of("ECC"), *TRANSPORT, *PERSISTENCE]
+
+
+def test_notes_follow_cases_and_keep_the_exit_code():
+    report = report_of([*ENVIRONMENT, *healthy(2)])
+    assert report.exit_code == 0
+    assert report.headline == "Green: Both GPUs are healthy."
+    text = format_health(report)
+    assert "Environment: 2 facts are fine; transport: P2P/CUMEM." in text
+    assert "note  persistence of alpha GPU 0, alpha GPU 1: off: starts take longer" in text
+    assert "type  nvidia-smi -pm 1" in text
+    with_bad = format_health(report_of([*ENVIRONMENT, *ONE_BAD]))
+    assert with_bad.index("alpha GPU 3: bad") < with_bad.index("Environment:")
+    # All facts are in the table of the page only.
+    assert "stands out" not in text
+
+
+def test_many_notes_fit_on_the_first_screen():
+    many = [one for number in range(9) for one in noted(f"fact {number}", "wrong " * 9)]
+    lines = format_health(report_of([*many, *healthy(2)])).splitlines()
+    assert max(map(len, lines)) <= 80
+    end = next(number for number, line in enumerate(lines) if "5 more notes" in line)
+    assert end < 24
+
+
+def test_check_of_environment_alone_shows_all_facts():
+    report = report_of(ENVIRONMENT)
+    text = format_health(report)
+    assert text.startswith("Is the cluster fit to be measured?")
+    assert report.headline.startswith(
+        "Green: Nothing is wrong with the environment of both GPUs; 1 fact may disturb"
+    )
+    row = next(line for line in text.splitlines() if line.startswith("ECC"))
+    assert row.split() == ["ECC", "on"]
+    assert "note: alpha GPU 0, alpha GPU 1" in text
+
+
+def test_bad_environment_is_a_case_with_exit_code_1():
+    bad_variable = noted("NCCL_P2P_DISABLE", "set to 1; slow", verdict=Verdict.BAD)
+    report = report_of([*fact_of("ECC"), *bad_variable, *healthy(2)])
+    assert report.exit_code == 1
+    assert report.headline == ("Red: NCCL_P2P_DISABLE: set to 1; slow; no GPU is bad by itself")
+
+
+def test_facts_of_the_environment_are_no_figures():
+    disk = [[make_finding(test="disk", stage="environment", value=size)] for size in (9.0, 1.0)]
+    assert not trace_figures(disk, 1.0)
+
+
+def test_unknown_devices_stay_untested_in_sound_environment():
+    unknown = healthy(1, verdict=Verdict.UNKNOWN, ratio=None)
+    assert report_of([*fact_of("ECC"), *unknown]).exit_code == 3
