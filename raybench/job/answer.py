@@ -11,7 +11,7 @@ from raybench.errors import UsageError
 
 Best = Literal["max", "min"]
 
-# Columns of `points` and `scaling` that an answer can be, and which of their values is the best.
+# Columns of `points` and `scaling` that an answer can name -> whether max or min is the best.
 ANSWER_METRICS: Mapping[str, Best] = {
     **dict.fromkeys(("speed_up", "efficiency", "throughput", "batch_size"), "max"),
     **dict.fromkeys(("step_ms_p50", "step_ms_p99", "first_step_ms", "compiled_step_ms"), "min"),

@@ -1,4 +1,4 @@
-"""What the class of a workload says about its points before any point runs."""
+"""Optional attributes and methods of a workload's class that are read before any point runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def declared_entries(workload_class: type, name: str, *attributes: str) -> list[
 
     The class attribute may be a tuple, a list, a single entry, or missing.
     """
-    # A class of the user may declare anything, so incomplete entries are left out.
     value = getattr(workload_class, name, ())
     entries = value if isinstance(value, tuple | list) else (value,)
+    # Leave out incomplete entries, because a class of the user may declare anything.
     complete = []
     for entry in entries:
         if all(hasattr(entry, attribute) for attribute in attributes):
@@ -31,13 +31,13 @@ def shares_work(workload_class: type) -> bool:
 
 
 def missing_packages(workload_class: type) -> dict[str, str]:
-    """Return the `packages` of the workload that are not installed, with how to install them."""
+    """Return package -> how to install it, for the `packages` that are not installed."""
     packages: Mapping[str, str] = getattr(workload_class, "packages", {})
     return {name: cure for name, cure in packages.items() if find_spec(name) is None}
 
 
 def ranks_per_item(workload_class: type, settings: Mapping[str, Scalar]) -> int:
-    """Return how many ranks work on the same items; the class may return more than world_size.
+    """Return how many ranks work on the same items; may exceed world_size.
 
     Args:
         settings: world_size and the parameters of the workload.
@@ -55,7 +55,7 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
     """Return why the class refuses a point; None if it accepts the point.
 
     Args:
-        settings: as in `Point.settings`.
+        settings: see `Point.settings`.
 
     Raises:
         UsageError: the method `why_not` of the class raises.
@@ -69,7 +69,7 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
 
 
 def call_if_declared(workload_class: type, method: str, settings: Mapping[str, Scalar]) -> Any:
-    """Call an optional class method of the user; None if the class does not declare it.
+    """Call an optional method of a workload's class; None if the class does not have it.
 
     Raises:
         UsageError: the method raises.

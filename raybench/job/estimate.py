@@ -12,12 +12,12 @@ from raybench.job.rounds import BETWEEN_ROUNDS_S
 
 # Ray and the first workers: 10 to 20 s on two cores and on nodes of H200s.
 START_S = 15.0
-# Set-up, first step and breakdown of a point, beside its iterations: ddp_scaling on H200s.
+# Set-up, first step and breakdown of a point, measured with ddp_scaling on H200s.
 SET_UP_S = 0.55
-# Starting the processes of a point that gets its own.
+# Start of new processes for a point.
 _NEW_PROCESSES_S = 6.0
-# Part of the time between the shortest and the longest timing that points take on average. Most
-# steps are steady, so few points use their whole budget.
+# Between the shortest and the longest timing of a point, the average is at this share: most steps
+# are steady, so few points use their whole budget.
 _USED_SHARE = 0.1
 # Points of a search for the largest batch without a maximum: five doublings, six bisections.
 _PROBES = 11
@@ -27,7 +27,7 @@ _PROBES = 11
 class TimeEstimate:
     """The estimated seconds of a sweep."""
 
-    # Ray and the workers, before the first point.
+    # Start of Ray and of the workers.
     start_s: float
     # One trial.
     trial_s: float
@@ -36,7 +36,7 @@ class TimeEstimate:
 
     @property
     def total_s(self) -> float:
-        """From the start of Ray to the end of the last point."""
+        """Seconds from the start of Ray to the end of the last point."""
         return self.start_s + self.trials_s
 
 
@@ -50,7 +50,7 @@ def estimate_time(job: Job, plan: Plan, trials: int) -> TimeEstimate:
     if measure.iterations is None:
         repeat_s = measure.least_s + _USED_SHARE * max(0.0, measure.max_seconds - measure.least_s)
     else:
-        # The step time is unknown.
+        # The step time is unknown, so assume half of the budget.
         repeat_s = measure.max_seconds / 2
     trial_s = SET_UP_S + measure.repeats * repeat_s
     if measure.fresh_workers or job.workload.kind == SCRIPT:

@@ -1,13 +1,11 @@
 """Read a job file and check it.
 
-Rules of one section are in `model.py`. The rules here depend on the workload, whose module is
-imported.
+Rules of one section are in `model.py`; rules that depend on the workload are here.
 """
 
 from __future__ import annotations
 
 import difflib
-import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,7 +33,7 @@ _SIZE_RULE = (
     "must be bytes, as in 4096 or 4KiB; an axis also takes a range FIRST:LAST:xFACTOR, as in "
     "8:1GiB:x2"
 )
-# Variables that raybench sets for each rank, or needs to find its processes: jobs may not set them.
+# Jobs must not set these variables: raybench sets them for each rank, or finds processes by them.
 _OURS = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
@@ -48,17 +46,16 @@ _Settings = Mapping[str, PointSetting]
 def load_job(path: Path, overrides: Sequence[str] = (), *, on_cpu: bool = False) -> Job:
     """Return the job of a file, with its rules checked; `make_plan` checks its points.
 
-    Imports the module of the workload. The values that the section `cpu` replaces, or would
-    replace, are checked too.
+    Imports the module of the workload. The job is checked with and without its section `cpu`.
 
     Args:
         overrides: values of `--set`, such as `measure.warmup=5`.
-        on_cpu: apply the section `cpu` of the job, as on a cluster without GPUs.
+        on_cpu: apply the section `cpu`, as on a cluster without GPUs.
 
     Raises:
-        JobError: the file cannot be read, or the job has problems, one line each.
+        JobError: the file cannot be read, or the job has problems; one line for each.
         UsageError: a class method of the workload raises.
-        ClusterError: on_cpu, and the job says that it needs a GPU.
+        ClusterError: `on_cpu` is set, but the job needs a GPU.
     """
     return job_of_source(read_source(path, overrides, on_cpu=on_cpu))
 
@@ -74,9 +71,9 @@ def job_from_text(
     """Return the job of a text, checked as by `load_job`.
 
     Args:
-        name: stands for the file in messages, and in `Job.folder` without options.
-        options: option of the command behind each path, for messages.
-        on_cpu: as for `load_job`.
+        name: file name for messages, and for `Job.folder` if there are no options.
+        options: path -> option of the command that gave the value, for messages.
+        on_cpu: see `load_job`.
     """
     return job_of_source(parse_source(name, text, overrides, options, on_cpu=on_cpu))
 
@@ -84,56 +81,56 @@ def job_from_text(
 def job_of_source(source: YamlSource) -> Job:
     """Return the job of a source, checked as by `load_job`."""
     job, problems = _check_source(source)
-    hidden: list[tuple[Order, str]] = []
+    other_lines: list[tuple[Order, str]] = []
     if source.has_cpu:
-        # Without overrides: they may suit only one of the two forms of the job.
+        # Omit the overrides: they may suit only one of the two forms of the job.
         other = parse_source(source.name, source.text, on_cpu=not source.on_cpu)
-        hidden = _problems_of_other_form(source if source.on_cpu else other, other)
-    if job is not None and not problems and hidden:
+        other_lines = _problems_of_other_form(source if source.on_cpu else other, other)
+    if job is not None and not problems and other_lines:
+        # Report problems of points now, because `make_plan` will not be called.
         problems += plan_and_problems(job)[1]
-    if job is None or problems or hidden:
-        raise JobError(source.explain_all(problems, hidden))
+    if job is None or problems or other_lines:
+        raise JobError(source.explain_all(problems, other_lines))
     if source.on_cpu and (reason := job.cpu.why_not):
         raise ClusterError(f"{source.name}: needs a GPU: {reason}")
     return job
 
 
 def _problems_of_other_form(with_cpu: YamlSource, other: YamlSource) -> list[tuple[Order, str]]:
-    """Return the problems with values that only the other form of the job has."""
+    """Return the problems of the other form of the job at keys that its section `cpu` replaces."""
     job, problems = _check_source(other)
     if job is not None and not problems:
         problems += plan_and_problems(job)[1]
-    only_there = [
-        problem for problem in problems if with_cpu.given_by(problem.path) != problem.path
+    replaced = [
+        problem for problem in problems if with_cpu.path_in_file(problem.path) != problem.path
     ]
-    return other.ordered_lines(only_there)
+    return other.ordered_lines(replaced)
 
 
 def _check_source(source: YamlSource) -> tuple[Job | None, list[JobProblem]]:
-    """Return the job and all problems that can be found at once; the job is None if it has none."""
-    # Rules of one section.
+    """Return the job, or None if it cannot be built, and all problems."""
     problems = list(source.problems)
     job, invalid = validate(source.data)
     problems += _not_below(problems, invalid)
     if job is None:
-        # Take out the wrong values, and check the rest, so that the user sees all problems at once.
-        sound = {
+        # Check the rest without the wrong values, so that the user sees all problems at once.
+        valid = {
             name: dict(value) if isinstance(value, dict) else value
             for name, value in source.data.items()
         }
         for problem in invalid:
-            keys = itertools.takewhile(lambda key: isinstance(key, str), problem.path)
-            *above, last = itertools.islice(keys, 2)
-            section = sound.get(above[0]) if above else sound
-            if isinstance(section, dict):
-                section.pop(last, None)
-        job, _ = validate({"version": 1, "name": "unnamed", **sound})
+            section_name, *keys = problem.path
+            section = valid.get(section_name)
+            if not keys or isinstance(keys[0], int):
+                valid.pop(section_name, None)
+            elif isinstance(section, dict):
+                section.pop(keys[0], None)
+        job, _ = validate({"version": 1, "name": "unnamed", **valid})
     if job is not None:
-        # Rules that depend on the workload.
         job.set_source(source)
         problems += _not_below(problems, _check_meaning(job, problems))
-        # Rules of points, unless a problem may have changed the points. If there is no problem so
-        # far, `make_plan` checks them later.
+        # Check the points unless a problem may have changed them. Without any problem, `make_plan`
+        # checks them later.
         point_sections = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
         if problems and all(p.path and p.path[0] not in point_sections for p in problems):
             problems += plan_and_problems(job)[1]
@@ -141,7 +138,7 @@ def _check_source(source: YamlSource) -> tuple[Job | None, list[JobProblem]]:
 
 
 def _not_below(reported: Sequence[JobProblem], problems: Sequence[JobProblem]) -> list[JobProblem]:
-    """Return the problems that are neither at nor below the path of a reported problem."""
+    """Return the problems whose path is neither at nor below the path of a reported problem."""
     paths = {problem.path for problem in reported}
     remaining = []
     for problem in problems:
@@ -152,48 +149,41 @@ def _not_below(reported: Sequence[JobProblem], problems: Sequence[JobProblem]) -
 
 
 def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]:
-    """Give the job its settings and its class, and return problems that depend on the workload.
-
-    Args:
-        problems: problems so far; the values at their paths were taken out of the job.
-    """
-    unsound = [problem.path for problem in problems]
+    """Give the job its settings and its class, and return problems that depend on the workload."""
+    # The wrong values at these paths were removed from the job.
+    removed = [problem.path for problem in problems]
     reported: list[JobProblem] = []
     try:
         workload_class = registry.load_workload(job.workload.kind)
-        settings, unknown = _add_settings(job, workload_class, unsound)
+        settings, name_problems = _settings_of_points(job, workload_class, removed)
     except UsageError as error:
         reported.append(JobProblem(path=("workload", "kind"), message=str(error)))
-        # Go on with the workload that was probably meant, to find further problems.
+        # Assume the workload with the nearest name, to find further problems.
         nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
         if not nearest:
-            # Check only the settings that every workload shares.
             settings = {name: run_setting(name) for name in RUN_SETTINGS}
-            return reported + _check(job, settings, unsound, is_workload_known=False)
+            return reported + _check(job, settings, removed, is_workload_known=False)
         workload_class = registry.load_workload(nearest[0])
-        settings, unknown = _add_settings(job, workload_class, unsound)
+        settings, name_problems = _settings_of_points(job, workload_class, removed)
     job.set_workload(settings, workload_class)
-    return [*reported, *unknown, *_check(job, settings, unsound)]
+    return [*reported, *name_problems, *_check(job, settings, removed)]
 
 
-def _add_settings(
-    job: Job, workload_class: type, unsound: Sequence[KeyPath]
+def _settings_of_points(
+    job: Job, workload_class: type, removed: Sequence[KeyPath]
 ) -> tuple[dict[str, PointSetting], list[JobProblem]]:
-    """Return the settings of the points by name, and problems of texts that name settings.
-
-    The settings are settings of the workload, variables of `env`, and axes of a script: names that
-    its texts have in braces.
-    """
+    """Return the settings that a point can have, and problems of variables and of {name}s."""
     settings = settings_of_class(workload_class)
-    env = dict.fromkeys([*job.env, *_names_in("env", unsound)])
-    given = {*job.varied, *env, *_names_in("matrix", unsound)}
+    env = dict.fromkeys([*job.env, *_names_in("env", removed)])
+    given = {*job.varied, *env, *_names_in("matrix", removed)}
     if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
         settings = {n: setting for n, setting in settings.items() if n not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
     variables = {name: make_setting(name, str) for name in env if name not in settings}
+    # A script declares no parameters: an axis that a text names in braces becomes a setting.
     script_axes: dict[str, PointSetting] = {}
     declared = settings | variables
-    for path, text in _texts(job, getattr(workload_class, "templates", ())):
+    for path, text in _texts_with_names(job, getattr(workload_class, "templates", ())):
         try:
             names = names_in(text)
             split_arguments(text)
@@ -202,7 +192,6 @@ def _add_settings(
             continue
         axes = [name for name in names if name in given - declared.keys()]
         script_axes |= {name: make_setting(name, Scalar) for name in axes}
-        # Report names that are no setting, or that the job does not give.
         for name in names:
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "
@@ -216,8 +205,8 @@ def _add_settings(
     return declared | script_axes, problems
 
 
-def _texts(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, text) of the variables of `env` and of the parameters `templates`."""
+def _texts_with_names(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
+    """Yield (path, text) of all texts that may name settings in braces."""
     values_by_path: list[tuple[KeyPath, object]] = []
     for name in templates:
         values_by_path.append((("workload", name), job.workload.parameters.get(name)))
@@ -262,15 +251,9 @@ def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[JobProblem]
 
 
 def _check(
-    job: Job, settings: _Settings, unsound: Sequence[KeyPath], *, is_workload_known: bool = True
+    job: Job, settings: _Settings, removed: Sequence[KeyPath], *, is_workload_known: bool = True
 ) -> list[JobProblem]:
-    """Return the problems of the values and axes of a job.
-
-    Args:
-        settings: settings of a point; without a known workload, the settings that all workloads
-            share.
-        unsound: paths of wrong values that were taken out; they are not reported as missing.
-    """
+    """Return the problems of values and axes; removed values are not reported as missing."""
     problems = list(_check_values(job, settings, is_workload_known=is_workload_known))
     problems += _check_axes(job)
     if not is_workload_known:
@@ -286,13 +269,13 @@ def _check(
                 problems.append(JobProblem(path=("answer", "over", index), message=message))
     # Look for missing axes only if the sections that may give an axis are intact. A merge key (<<)
     # may have given any axis.
-    damaged = {path[0] for path in unsound if path}
-    if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in unsound:
-        if ("matrix",) not in unsound:
-            problems += _check_what_is_missing(job, settings, unsound)
+    damaged = {path[0] for path in removed if path}
+    if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in removed:
+        if ("matrix",) not in removed:
+            problems += _check_what_is_missing(job, settings, removed)
         lengths = [len(values) for values in (*job.axes.values(), *job.env.values())]
         lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
-        # Count the points without building them.
+        # Count the points without building them: there may be billions.
         count = (math.prod(lengths) if lengths else 0) + len(job.include)
         if "matrix" not in damaged and count > MAX_POINTS:
             message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
@@ -301,21 +284,19 @@ def _check(
 
 
 def _axis_names(job: Job) -> list[str]:
-    """Return the names of the axes: variables with several values, matrix, zip."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
 
 def _names_in(section: str, paths: Sequence[KeyPath]) -> list[str]:
-    """Return the names of a section that the paths lead to."""
+    """Return the keys of a section that are on the paths."""
     return [str(path[1]) for path in paths if path[:1] == (section,) and len(path) > 1]
 
 
 def _check_values(
     job: Job, settings: _Settings, *, is_workload_known: bool
 ) -> Iterator[JobProblem]:
-    """Yield a problem for each wrong name or value of a setting."""
-    # Path of a part of the job, its settings, and the noun for them in messages.
+    # (path in the job, name -> values, noun for a name in messages).
     groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
         (("workload",), job.workload.parameters if is_workload_known else {}, "parameter"),
         (("matrix",), job.axes, "axis"),
@@ -327,22 +308,11 @@ def _check_values(
     for path, group, what in groups:
         if not group and path[0] in ("zip", "exclude"):
             yield JobProblem(path=path, message="must not be empty")
-        valid = [n for n in settings if what != "parameter" or n not in RUN_SETTINGS]
         for name, given in group.items():
             value_path = (*path, name)
-            if name not in valid:
-                kind, is_parameter = job.workload.kind, what == "parameter"
-                message = say_unknown(what, name, valid)
-                if is_parameter and name in settings:
-                    message = "not a parameter; put it into matrix"
-                elif name in BATCH_SIZES:
-                    message = f"workload {kind} takes no batch size; leave {name} out"
-                elif name in UNEVEN:
-                    message = f"workload {kind} does not say that it multiplies its loss by "
-                    message += f"context.loss_weight (weighs_loss = True); leave {name} out"
-                elif kind == SCRIPT and not is_parameter:
-                    message += f"; or name {{{name}}} in args or env"
+            if name not in settings or (what == "parameter" and name in RUN_SETTINGS):
                 if is_workload_known:
+                    message = _explain_unknown(job, settings, what, name)
                     yield JobProblem(path=value_path, at_key=True, message=message)
                 continue
             is_tuple = isinstance(given, tuple)
@@ -360,9 +330,26 @@ def _check_values(
                 yield JobProblem(path=path_of_value, message=complaint)
 
 
+def _explain_unknown(job: Job, settings: _Settings, what: str, name: str) -> str:
+    """Return the message for a name that is no setting here; `what` is "parameter", "axis", ..."""
+    kind, is_parameter = job.workload.kind, what == "parameter"
+    if is_parameter and name in settings:
+        return "not a parameter; put it into matrix"
+    if name in BATCH_SIZES:
+        return f"workload {kind} takes no batch size; leave {name} out"
+    if name in UNEVEN:
+        return (
+            f"workload {kind} does not say that it multiplies its loss by context.loss_weight "
+            f"(weighs_loss = True); leave {name} out"
+        )
+    valid = [n for n in settings if not is_parameter or n not in RUN_SETTINGS]
+    hint = f"; or name {{{name}}} in args or env" if kind == SCRIPT and not is_parameter else ""
+    return say_unknown(what, name, valid) + hint
+
+
 def _check_axes(job: Job) -> Iterator[JobProblem]:
     """Yield a problem for duplicate axes, unequal lists, and conflicts with a batch search."""
-    # Each setting may be given at one place only.
+    # A setting may be given in one section only.
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first_paths: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
     first_paths |= {name: ("env", name) for name in job.env}
@@ -390,13 +377,13 @@ def _check_axes(job: Job) -> Iterator[JobProblem]:
 
 
 def _check_what_is_missing(
-    job: Job, settings: _Settings, unsound: Sequence[KeyPath]
+    job: Job, settings: _Settings, removed: Sequence[KeyPath]
 ) -> Iterator[JobProblem]:
     """Yield a problem for each missing axis, batch size or parameter."""
-    # The product of the axes and each entry of `include` are groups of points. Each group must give
-    # all axes and the required settings.
-    axes = list(dict.fromkeys([*_axis_names(job), *_names_in("matrix", unsound)]))
-    fixed = {*job.workload.parameters, *_names_in("workload", unsound)}
+    axes = list(dict.fromkeys([*_axis_names(job), *_names_in("matrix", removed)]))
+    fixed = {*job.workload.parameters, *_names_in("workload", removed)}
+    # (path, given names) of each group of points: entries of `include`, the product of the axes.
+    # Each group must give all axes and required settings.
     groups: list[tuple[KeyPath, Collection[str]]]
     groups = [(("include", number), entry) for number, entry in enumerate(job.include)]
     for path, entry in groups:
@@ -412,17 +399,17 @@ def _check_what_is_missing(
             yield JobProblem(path=path, at_key=True, message="required, but not given")
     if not any(name in settings for name in BATCH_SIZES):
         return
-    # All groups must give the same kind of batch size.
-    kinds = []
-    for _, names in groups:
-        kinds.append([kind for kind in BATCH_SIZES if kind in names])
-    for (path, _), given in zip(groups, kinds, strict=True):
+    # All groups must give the same one of the two batch sizes.
+    first_path, first_names = groups[0]
+    expected = [name for name in BATCH_SIZES if name in first_names]
+    for path, names in groups:
+        given = [name for name in BATCH_SIZES if name in names]
         message = ""
         if len(given) == 2:
             message = "has both batch_size and global_batch_size; a job has one of them"
         elif not given:
             message = "has neither batch_size nor global_batch_size; a job needs one of them"
-        elif kinds[0] and given[0] not in kinds[0]:
-            message = f"has {given[0]}, but {key_text(groups[0][0])} has {kinds[0][0]}"
+        elif expected and given[0] not in expected:
+            message = f"has {given[0]}, but {key_text(first_path)} has {expected[0]}"
         if message:
             yield JobProblem(path=path, message=message)

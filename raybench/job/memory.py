@@ -1,4 +1,4 @@
-"""Estimate the memory of a point, and advise what makes it fit; no estimate skips a point."""
+"""Estimate the memory of a point, and propose changes that make it fit."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from raybench.job.point import Point, Scalar, setting_text
 from raybench.job.registry import load_workload
 from raybench.job.settings import settings_of_class
 
-# Share of the device's memory that a point can use; the driver, NCCL and fragmentation take the
-# rest.
+# A point can use this share of the memory; the driver, NCCL and fragmentation take the rest.
 USABLE = 0.93
-# After a point ran out of memory, the estimate was too low: a proposal must need a tenth less.
+# The estimate of a point that ran out of memory may be too low, so a proposal must need 10 % less.
 _LESS = 0.9
 # Settings that need less memory, the cheapest in time first.
 _CHANGES: tuple[tuple[str, Scalar], ...] = (
@@ -48,15 +47,14 @@ def estimate(point: Point, **changes: Scalar) -> int | None:
 
 
 def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
-    """Return a sentence with the estimate of a point that does not fit, and changes that fit.
+    """Return a sentence with the estimate of a point that does not fit, and up to two changes.
 
-    It proposes at most two changes: halving the batch until it fits, and the cheapest other setting
-    that fits.
+    The changes are the largest halved batch that fits, and the cheapest other setting that fits.
 
     Raises:
         UsageError: the workload cannot be loaded.
     """
-    free_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
+    limit_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
     settings, given = settings_of_class(load_workload(point.workload)), point.settings
     batch = int(given.get("batch_size", 1))
     batches = [("batch_size", batch >> halvings) for halvings in range(1, batch.bit_length())]
@@ -66,11 +64,10 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
         if name in settings and given.get(name) != value and settings[name].complaint(value) is None
     ]
     fits = []
-    # Take the first change of each group that fits.
     for group in (batches, changes):
         for name, value in group:
             needed = estimate(point, **{name: value})
-            if needed is not None and needed <= free_bytes:
+            if needed is not None and needed <= limit_bytes:
                 fits.append(f"{name} {setting_text(value)} ({short_gib(needed)} GiB)")
                 break
     comparison = f"{short_gib(estimate_bytes)} GiB and the device has {short_gib(device_bytes)} GiB"

@@ -1,7 +1,4 @@
-"""The sections of a job file, the job, and what a run of it answers.
-
-Rules of one section are here; rules that depend on the workload are in `loading.py`.
-"""
+"""The sections of a job file, the job, and what a run of it answers."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from raybench.errors import JobError, UsageError
 from raybench.job import registry
-from raybench.job.answer import ANSWER_METRICS, SAMPLES, Answer
+from raybench.job.answer import ANSWER_METRICS, SAMPLES, Answer, Best
 from raybench.job.declarations import declared_entries
 from raybench.job.point import ANY, RUN_SETTINGS, Isolation, Scalar, Strategy, are_devices
 from raybench.job.problems import JobProblem, KeyPath, key_text, quote, rule_of, say_unknown
@@ -62,9 +59,9 @@ def _not_under(name: str) -> AfterValidator:
     """Return a validator that rejects a number below the field `name`."""
 
     def check(value: int | None, info: ValidationInfo) -> int | None:
-        least = info.data.get(name)
-        if value is not None and least is not None and value < least:
-            raise ValueError(f"must not be below {name}, which is {least}")
+        minimum = info.data.get(name)
+        if value is not None and minimum is not None and value < minimum:
+            raise ValueError(f"must not be below {name}, which is {minimum}")
         return value
 
     return AfterValidator(check)
@@ -73,7 +70,7 @@ def _not_under(name: str) -> AfterValidator:
 def _one_or_more(value: object) -> object:
     """Return a list or a single value as a tuple."""
     if value == []:
-        # Report it here, because min_length of pydantic ignores entries that are invalid.
+        # Check the length here: pydantic's min_length does not count invalid entries.
         raise PydanticCustomError("too_short", "must not be empty")
     return tuple(value) if isinstance(value, list) else (value,)
 
@@ -89,7 +86,7 @@ Values = Annotated[
     tuple[Value, ...],
     BeforeValidator(_one_or_more, json_schema_input_type=_AnyScalar | _NonEmptyList),
 ]
-# Settings with one value, and settings with one or more values.
+# Settings have one value each, axes one or more.
 Settings = Annotated[dict[str, Value], BeforeValidator(with_sizes)]
 Axes = Annotated[dict[str, Values], BeforeValidator(with_sizes)]
 _MAX_COUNT = 1_000_000_000
@@ -97,7 +94,7 @@ PositiveCount = Annotated[int, Field(strict=True, ge=1, le=_MAX_COUNT)]
 Seconds = Annotated[float, Field(strict=True, gt=0, le=1_000_000)]
 
 
-# Numbers keep the text of the file; shells have no form for true and false.
+# Numbers stay as they are written; true and false are rejected, because shells have no booleans.
 _not_bool = _must(
     "must be a text or a number; put true or false in quotes",
     lambda value: not isinstance(value, bool),
@@ -117,7 +114,7 @@ EnvValues = Annotated[
 class JobSection(BaseModel):
     """A mapping of the job file that rejects unknown keys."""
 
-    # Deferred: all sections are built once, with the job.
+    # Defer the build: all validators are built once, with the job.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
@@ -138,7 +135,7 @@ class WorkloadSection(JobSection):
 
     @property
     def parameters(self) -> Mapping[str, bool | int | float | str]:
-        """The parameters as given, sizes in bytes, without `kind`."""
+        """The parameters as given, without `kind`; sizes are in bytes."""
         return self.__pydantic_extra__
 
 
@@ -155,7 +152,7 @@ class Span(JobSection):
 
 
 def _span(value: object) -> object:
-    """Return a count as a span with equal bounds."""
+    """Return a count as a span with equal bounds; return a mapping as given."""
     if isinstance(value, bool) or not isinstance(value, int | dict | Span):
         raise ValueError("must be a count or a mapping {min: , max: }")
     if not isinstance(value, int):
@@ -169,7 +166,7 @@ class BatchSearch(JobSection):
     """Batch sizes that raybench searches: doubled until memory runs out, then bisected."""
 
     start: PositiveCount = Field(default=64, description="The first batch size.")
-    # Use WithJsonSchema: with SkipJsonSchema, pydantic reports an error for each union member.
+    # With SkipJsonSchema, pydantic would report an error for each member of the union.
     max: Annotated[
         PositiveCount | None,
         WithJsonSchema(TypeAdapter(PositiveCount).json_schema()),
@@ -185,8 +182,7 @@ _VALUES: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
 
 
 def _axis(value: object, _: ValidatorFunctionWrapHandler) -> object:
-    """Return the values of an axis as a tuple, or a mapping as a batch search."""
-    # Choose the type here, because a union of pydantic reports an error for each of its members.
+    # Choose the type here: pydantic would report an error for each member of the union.
     if isinstance(value, dict):
         return BatchSearch.model_validate(value)
     return _VALUES.validate_python(value)
@@ -207,16 +203,16 @@ Matrix = Annotated[dict[str, Axis], BeforeValidator(_matrix)]
 CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=PositiveCount | Span)]
 
 
-# With fewer samples the timing goes on, up to max_seconds.
+# Timing goes on up to max_seconds until there are so many samples.
 ENOUGH_SAMPLES = 30
-# Samples that are timed even beyond max_seconds.
+# So many samples are timed even beyond max_seconds.
 _FEWEST_SAMPLES = 5
-# Shortest warm-up as a share of the timed seconds, longest as a share of max_seconds.
+# The shortest warm-up is a share of the timed seconds, the longest a share of max_seconds.
 _LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
 
 
 def _measure(value: object) -> object:
-    """Return the section as it is; the error for other values mentions `quick`."""
+    """Return the section as given; the error for a wrong type mentions `quick`."""
     if not isinstance(value, dict | Measure):
         raise ValueError("must be a mapping or quick")
     return value
@@ -291,7 +287,7 @@ class Measure(JobSection):
 
     @property
     def timed_s(self) -> float:
-        """Seconds to time unless `iterations` is given; max_seconds also covers a warm-up."""
+        """Seconds to time unless `iterations` is given; max_seconds includes the warm-up."""
         return min(self.seconds, self.max_seconds / (1 + _LEAST_WARMUP))
 
     @property
@@ -312,19 +308,17 @@ class Measure(JobSection):
     @property
     def longest_step_s(self) -> float:
         """Longest step time for which max_seconds allows ENOUGH_SAMPLES samples."""
-        # The cold first step is not part of the budget.
-        steps = self.warmup.min - 1 + ENOUGH_SAMPLES
-        shortest_warmup_s = 0.0 if self.warmup.is_fixed else self.least_warmup_s
-        # After the shortest warm-up, which has a count of steps and a duration.
-        after_shortest_s = self.max_seconds - shortest_warmup_s
-        step_s = min(self.max_seconds / steps, after_shortest_s / ENOUGH_SAMPLES)
-        # After the longest warm-up, which ends the warm-up whatever its count is.
-        after_longest_s = self.max_seconds - self.most_warmup_s
-        return max(step_s, after_longest_s / ENOUGH_SAMPLES)
+        # The warm-up ends after its minimum count and duration, but at the latest after
+        # most_warmup_s. The cold first step is not part of the budget.
+        least_warmup_s = 0.0 if self.warmup.is_fixed else self.least_warmup_s
+        step_by_count_s = self.max_seconds / (self.warmup.min - 1 + ENOUGH_SAMPLES)
+        step_by_duration_s = (self.max_seconds - least_warmup_s) / ENOUGH_SAMPLES
+        step_after_most_s = (self.max_seconds - self.most_warmup_s) / ENOUGH_SAMPLES
+        return max(min(step_by_count_s, step_by_duration_s), step_after_most_s)
 
     @property
     def least_s(self) -> float:
-        """Shortest duration of a repeat in seconds, without fixed counts."""
+        """Shortest duration of a repeat in seconds; steps of fixed counts take no time."""
         timed_s = self.timed_s if self.iterations is None else 0.0
         return timed_s + (0.0 if self.warmup.is_fixed else self.least_warmup_s)
 
@@ -401,7 +395,7 @@ NOT_MEASURED = ("name", "question", "answer", "items", "baseline", "on_error", "
 
 
 class CpuSection(JobSection):
-    """Keys that replace those of other sections on a cluster without GPUs.
+    """Keys that replace keys of other sections on a cluster without GPUs.
 
     Mappings are replaced key by key, lists as a whole.
     """
@@ -500,17 +494,17 @@ class Job(JobSection):
         "Mappings are replaced key by key, lists as a whole; --set comes after.",
     )
 
-    # Set by `raybench.job.loading`; before that, properties that need them raise AttributeError.
+    # Set by `loading.py`; earlier, the properties that need these fields raise AttributeError.
     _source: YamlSource = PrivateAttr()
     _settings: dict[str, PointSetting] = PrivateAttr()
     _workload_class: type = PrivateAttr(default=object)
 
     def set_source(self, source: YamlSource) -> None:
-        """Keep the source, for messages, `text` and `folder`."""
+        """Set the source of messages, `text` and `folder`."""
         self._source = source
 
     def set_workload(self, settings: dict[str, PointSetting], workload_class: type) -> None:
-        """Keep the settings that the job can give, and the class of the workload."""
+        """Set `settings` and `workload_class`."""
         self._settings, self._workload_class = settings, workload_class
 
     @property
@@ -520,12 +514,12 @@ class Job(JobSection):
 
     @property
     def uses_cpu(self) -> bool:
-        """Whether keys of the section `cpu` have replaced others."""
+        """Whether the section `cpu` has replaced any key."""
         return self._source.uses_cpu
 
     @property
     def replaced_keys(self) -> list[str]:
-        """Dotted keys that the section `cpu` has replaced, without those that `--set` gives."""
+        """Dotted keys that the section `cpu` has replaced and `--set` has not."""
         return list(map(key_text, self._source.replaced_keys))
 
     @property
@@ -560,7 +554,7 @@ class Job(JobSection):
 
     @property
     def settings(self) -> Mapping[str, PointSetting]:
-        """The settings that the job can give, variables of env included."""
+        """The settings that the job can give, including variables of env."""
         return self._settings
 
     @property
@@ -572,9 +566,8 @@ class Job(JobSection):
     def meaning_sha256(self) -> str:
         """SHA-256 of what the job measures, with overrides and defaults.
 
-        The number of rounds and the keys of `NOT_MEASURED` are left out, so that a resumed run may
-        change them. The order of keys and the content of a script do not count either; the order
-        of lists does.
+        A resumed run must have the same hash. It may change the number of rounds, the keys of
+        `NOT_MEASURED`, the order of keys, and the content of a script.
         """
         excluded: dict[str, Any] = dict.fromkeys(NOT_MEASURED, True)
         meaning = self.model_dump(mode="json", exclude=excluded | {"measure": {"rounds"}})
@@ -582,11 +575,11 @@ class Job(JobSection):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def explain(self, problem: JobProblem) -> str:
-        """Return the message of a problem with its place: see `YamlSource.explain`."""
+        """Return `YamlSource.explain` of a problem."""
         return self._source.explain(problem)
 
     def error(self, problems: Sequence[JobProblem]) -> JobError:
-        """Return a JobError for these problems: see `YamlSource.explain_all`."""
+        """Return the problems as a JobError."""
         return JobError(self._source.explain_all(problems))
 
 
@@ -606,14 +599,14 @@ _MODELS_OF_CPU: Mapping[str, type[BaseModel]] = {
 
 
 def job_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the job file; it accepts any parameter and any axis."""
+    """Return the JSON Schema of the job file, which accepts any parameter and any axis."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Job.model_json_schema()}
 
 
 def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
-    """Return (job, []) or (None, problems), by the rules that need no workload.
+    """Check the rules that need no workload, and return (job, []) or (None, problems).
 
-    The job lacks its source and settings; `load_job` adds both.
+    The job lacks its source and settings: `load_job` sets them.
     """
     try:
         return Job.model_validate(data), []
@@ -622,7 +615,7 @@ def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
 
 
 def _problem(error: ErrorDetails) -> JobProblem:
-    """Return an error of pydantic in our words; for an unknown key, with keys that may be meant."""
+    """Convert an error of pydantic; for an unknown key, propose similar keys."""
     path: KeyPath = error["loc"]
     if error["type"] == "extra_forbidden":
         models, inside = _MODELS, ""
@@ -630,7 +623,7 @@ def _problem(error: ErrorDetails) -> JobProblem:
             models, inside = _MODELS_OF_CPU, f"{CPU}."
         model = models[key_text(path[:-1])]
         message = say_unknown("key", path[-1], model.model_fields)
-        # The key may stand in the wrong section: list the sections that have such a key.
+        # The user may have put the key into the wrong section.
         places = [
             f"{inside}{section}.{path[-1]}"
             for section in ("answer", "measure", "placement")
@@ -646,17 +639,14 @@ def _problem(error: ErrorDetails) -> JobProblem:
 def answer_of_run(
     job_text: str, overrides: Sequence[str], varying: Sequence[str], *, on_cpu: bool = False
 ) -> Answer:
-    """Return what a stored run answers, by its job file, or else by its workload.
+    """Return what a stored run answers: by its job file, else its workload, else the speed-up.
 
-    If raybench ships a job of the same name and workload, its question fills what the file lacks.
-    Without any answer, the run answers the speed-up over world_size. Invalid parts of the file are
-    ignored. This imports the module of the workload.
+    Imports the module of the workload. Invalid parts of the job file are ignored.
 
     Args:
-        job_text: job file of the run.
-        overrides: its values of `--set`.
+        overrides: values of `--set` of the run.
         varying: settings that differ between its points; `Answer.over` is limited to these.
-        on_cpu: whether its section `cpu` was used.
+        on_cpu: whether the run used the section `cpu`.
     """
     data: dict[str, Any] = {}
     with suppress(JobError):
@@ -664,7 +654,7 @@ def answer_of_run(
     kind, name = _kind(data), str(data.get("name"))
     file = files("raybench").joinpath("jobs", f"{name}.yaml")
     if re.fullmatch(r"[a-z0-9_]+", name) and file.is_file():
-        # The run may come from an older version of this job, which did not have these keys.
+        # The run may be of an older version of a shipped job, which lacked these keys.
         shipped = parse_source(name, file.read_text(encoding="utf-8"), on_cpu=on_cpu).data
         if kind == _kind(shipped):
             shipped_keys = shipped.keys() & {"question", "answer", "items"}
@@ -672,39 +662,47 @@ def answer_of_run(
     workload_class: type = object
     with suppress(KeyError, UsageError):
         workload_class = registry.load_workload(kind)
-    asked = _valid(AnswerSection, data.get("answer"))
+    asked = _validated(AnswerSection, data.get("answer"))
     if asked is None:
-        # Take the first answer of the class over a setting that varies.
-        declared = (
-            answer
-            for answer in declared_entries(workload_class, "answers", "metric", "over")
-            if not answer.over or not set(answer.over).isdisjoint(varying)
-        )
-        answer = next(declared, Answer(metric="speed_up", over=("world_size",)))
+        answer = _declared_answer(workload_class, varying)
     else:
-        # For a metric of the workload, the unit tells whether the smallest value is the best.
-        best = ANSWER_METRICS.get(asked.metric, "max")
-        for metric in declared_entries(workload_class, "metrics", "name", "unit"):
-            if metric.name == asked.metric:
-                best = "min" if metric.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
-        answer = Answer(metric=asked.metric, over=asked.over, best=asked.best or best)
-    items = (data.get("items"), getattr(workload_class, "items", None))
+        best = asked.best or _best_value(workload_class, asked.metric)
+        answer = Answer(metric=asked.metric, over=asked.over, best=best)
+    items = _validated(Items, data.get("items"))
+    items = items or _validated(Items, getattr(workload_class, "items", None))
     return replace(
         answer,
         over=tuple(name for name in varying if not answer.over or name in answer.over),
-        items=next(filter(None, (_valid(Items, name) for name in items)), SAMPLES),
-        question=_valid(Question, data.get("question")) or "",
+        items=items or SAMPLES,
+        question=_validated(Question, data.get("question")) or "",
     )
 
 
+def _declared_answer(workload_class: type, varying: Sequence[str]) -> Answer:
+    """Return the first answer that the class declares over settings that vary, or a default."""
+    for answer in declared_entries(workload_class, "answers", "metric", "over"):
+        if not answer.over or not set(answer.over).isdisjoint(varying):
+            declared: Answer = answer
+            return declared
+    return Answer(metric="speed_up", over=("world_size",))
+
+
+def _best_value(workload_class: type, metric_name: str) -> Best:
+    """Return whether the largest or the smallest value of a metric is the best."""
+    for metric in declared_entries(workload_class, "metrics", "name", "unit"):
+        if metric.name == metric_name:
+            return "min" if metric.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
+    return ANSWER_METRICS.get(metric_name, "max")
+
+
 def _kind(data: Mapping[str, Any]) -> str:
-    """Return `workload.kind` of a job that was not validated; "" if it is missing."""
+    """Return `workload.kind` of unvalidated data; "" if it is missing."""
     workload = data.get("workload")
     return str(workload.get("kind", "")) if isinstance(workload, dict) else ""
 
 
-def _valid(kind: Any, value: object) -> Any:
-    """Return a value of the job file; None if it is missing or invalid."""
+def _validated(kind: Any, value: object) -> Any:
+    """Return a value of the job file; None if the value is missing or invalid."""
     try:
         return None if value is None else TypeAdapter(kind).validate_python(value)
     except ValidationError:

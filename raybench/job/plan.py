@@ -39,8 +39,8 @@ class Plan:
 
     points: tuple[Point, ...]
     warnings: tuple[str, ...] = ()
-    # How the run finds further batch sizes. `points` then holds the first batch of each series, and
-    # batches that an earlier sweep of a resumed run has added.
+    # How the run finds batch sizes. `points` then has the first batch of each series, and the
+    # batches that earlier sweeps of the run have tried.
     batch_search: BatchSearch | None = None
     # Settings of the points that other points are compared with.
     baseline: Mapping[str, Scalar] = field(default_factory=dict)
@@ -52,9 +52,9 @@ class Plan:
 
 
 def varying_settings(points: Sequence[Point]) -> list[str]:
-    """Return the names of the settings that differ between points.
+    """Return the names of the settings that differ between points, or that only some points have.
 
-    A setting that some points lack differs too. Only the batch size that the job gives is listed.
+    A batch size that follows from the other batch size is left out.
     """
     # Compare by repr, because 1, 1.0 and True are equal.
     texts: dict[str, set[str]] = {}
@@ -68,8 +68,8 @@ def make_plan(job: Job) -> Plan:
     """Return the plan of a loaded job; duplicate points are dropped with a warning.
 
     Raises:
-        JobError: a point is impossible or refused by the workload, or no point is left or matches
-            the baseline.
+        JobError: a point is impossible or refused by the workload, no point is left, or no point
+            matches the baseline.
         UsageError: a class method of the workload raises.
     """
     plan, problems = plan_and_problems(job)
@@ -82,16 +82,16 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
     """Return the plan of the points without problems, and the problems.
 
     Args:
-        job: validated; the settings of its points must be sound.
+        job: must have passed the checks of `loading.py`.
 
     Raises:
         UsageError: a class method of the workload raises.
     """
-    wanted, unused_entries = _not_excluded(job)
+    all_settings, unused_entries = _settings_of_points(job)
     problems: dict[KeyPath, JobProblem] = {}
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
-    for settings in wanted:
+    for settings in all_settings:
         point = _make_point(job, settings)
         if isinstance(point, JobProblem):
             problems.setdefault(point.path, point)
@@ -99,7 +99,7 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
             duplicates[settings.path] += 1
         else:
             points[point.point_id] = point
-    if not wanted:
+    if not all_settings:
         problems[()] = JobProblem(path=("exclude",), message="leaves no point to run")
     remarks = [
         *_remarks(job),
@@ -110,11 +110,11 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
         ),
     ]
     baseline = _accept(job, job.baseline)
-    if points and (missing := _find_no_baseline(baseline, points.values())):
+    if points and (no_baseline := _check_baseline(baseline, points.values())):
         if "baseline" in job.model_fields_set:
-            problems[missing.path] = missing
+            problems[no_baseline.path] = no_baseline
         else:
-            remarks.append(missing)
+            remarks.append(no_baseline)
     plan = Plan(
         points=tuple(points.values()),
         warnings=tuple(map(job.explain, remarks)),
@@ -125,23 +125,23 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
 
 
 class _PointSettings(NamedTuple):
-    """The settings of a point, and the keys of the job file that problems are reported at."""
+    """The settings of a point, and their paths in the job file for messages."""
 
     values: dict[str, Scalar]
     # ("matrix",), or the entry of `include`.
     path: KeyPath
-    # The value of the batch size; `path` if the job gives none.
+    # Path of the batch size; `path` if the job gives none.
     size_path: KeyPath
 
 
-def _not_excluded(job: Job) -> tuple[list[_PointSettings], list[int]]:
-    """Return the settings of the points, and the numbers of useless entries of `exclude`."""
-    # Settings that all points share, unless an axis has the setting.
+def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
+    """Return the settings of each point, and the entries of `exclude` that match no point."""
     defaults = {
         name: setting.accept(setting.default)
         for name, setting in job.settings.items()
         if setting.default is not None
     }
+    # Axes override the shared settings.
     shared = {
         **defaults,
         "devices": job.placement.devices,
@@ -151,44 +151,45 @@ def _not_excluded(job: Job) -> tuple[list[_PointSettings], list[int]]:
     }
     excluded = [_accept_all(job, entry) for entry in job.exclude]
     used: set[int] = set()
-    wanted = []
+    all_settings = []
     for path, choice in _choices(job):
         values = shared | {name: value for name, (value, _) in choice.items()}
         matching = {number for number, entry in enumerate(excluded) if _matches(values, entry)}
-        # Included points cannot be excluded.
+        # `exclude` does not apply to the points of `include`.
         if matching and path == ("matrix",):
             used |= matching
             continue
         size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), path)
-        wanted.append(_PointSettings(values, path, size_path))
-    return wanted, [number for number in range(len(excluded)) if number not in used]
+        all_settings.append(_PointSettings(values, path, size_path))
+    return all_settings, [number for number in range(len(excluded)) if number not in used]
 
 
 def _matches(values: Mapping[str, Scalar], entry: Mapping[str, Sequence[Scalar]]) -> bool:
-    """Return whether settings have one of the values of an entry, for each of its names."""
+    """Return whether each setting of the entry has one of the values that the entry lists."""
     return all(values.get(name) in allowed for name, allowed in entry.items())
 
 
 def _accept(job: Job, entry: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return name -> value, converted to the declared type of the setting."""
+    """Convert each value to the declared type of its setting, such as 1 to 1.0."""
     return {name: job.settings[name].accept(value) for name, value in entry.items()}
 
 
 def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
+    """Convert each list of values to the declared type of its setting."""
     accepted = {}
     for name, values in entry.items():
         accepted[name] = list(map(job.settings[name].accept, values))
     return accepted
 
 
-# Setting -> its value, and the path of the value in the job file.
+# Setting -> (value, path of the value in the job file).
 _Choice = Mapping[str, tuple[Scalar, KeyPath]]
 
 
 def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
-    """Yield the product of all axes, then the included points, each with its path."""
+    """Yield (path, settings) of the product of all axes, then of the points of `include`."""
     axes: list[list[_Choice]] = []
-    # A change of the environment needs new processes, so it varies slowest.
+    # Variables vary slowest, because each change needs new processes.
     variables = {name: values for name, values in job.env.items() if len(values) > 1}
     for section, settings in (("env", variables), ("matrix", _accept_all(job, job.axes))):
         for name, values in settings.items():
@@ -208,7 +209,6 @@ def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
 
 
 def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
-    """Return the point with these settings, or why it is impossible."""
     values, path = point_settings.values, point_settings.path
     sizes = _batch_sizes(job, values)
     if isinstance(sizes, str):
@@ -224,7 +224,7 @@ def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
         global_batch_size=global_batch_size,
         scaling="strong" if is_strong else "weak" if batch_size else None,
     )
-    # Fill in the texts that may name settings in braces: variables and some parameters.
+    # Variables, and parameters in `templates` of the class, may name settings in braces.
     given = {*job.workload.parameters, *job.varied}
     text_names = {*job.env, *given.intersection(getattr(job.workload_class, "templates", ()))}
     texts = {name: str(values[name]) for name in sorted(text_names) if name in values}
@@ -234,7 +234,7 @@ def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
     except KeyError as error:
         return JobProblem(path=path, message=f"lacks {error.args[0]}, which a text has in braces")
     env = {name: text for name, text in texts.items() if name in job.env}
-    if reason := _why_not(point) or why_not(job.workload_class, point.settings):
+    if reason := _why_impossible(point) or why_not(job.workload_class, point.settings):
         return JobProblem(path=path, message=reason)
     point = replace(point, env=env)
     if point.workload == SCRIPT:
@@ -252,7 +252,7 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
     if not any(name in values for name in BATCH_SIZES):
         return None, None
     world_size, accumulation = int(values["world_size"]), int(values.get("grad_accumulation", 1))
-    # Ranks that work on the same items are a group. Each group has its own batch.
+    # A group is the ranks that work on the same items. Each group has its own batch.
     groups = max(1, world_size // ranks_per_item(job.workload_class, values))
     batches_per_step = groups * accumulation
     if "global_batch_size" in values:
@@ -270,7 +270,7 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
     return global_batch_size // batches_per_step, global_batch_size
 
 
-def _why_not(point: Point) -> str | None:
+def _why_impossible(point: Point) -> str | None:
     """Return why the devices or the shares of a point are impossible, or None."""
     named = len(device_numbers(point.devices))
     if named and named < point.world_size:
@@ -279,7 +279,6 @@ def _why_not(point: Point) -> str | None:
 
 
 def _remarks(job: Job) -> Iterator[JobProblem]:
-    """Yield warnings on missing packages, missing items_per_step, and time limits."""
     for package, cure in missing_packages(job.workload_class).items():
         message = f"needs {package} on every worker, and it is not installed here; {cure}"
         yield JobProblem(path=("workload", "kind"), message=message)
@@ -310,10 +309,8 @@ def _remarks(job: Job) -> Iterator[JobProblem]:
         yield JobProblem(path=("measure", "timeout_s"), message=message)
 
 
-def _find_no_baseline(
-    baseline: Mapping[str, Scalar], points: Collection[Point]
-) -> JobProblem | None:
-    """Return a problem that names the nearest point, if no point matches the baseline."""
+def _check_baseline(baseline: Mapping[str, Scalar], points: Collection[Point]) -> JobProblem | None:
+    """Return a problem with the nearest point if no point matches the baseline."""
     nearest = max(points, key=lambda point: len(baseline.items() & point.settings.items()))
     if baseline.items() <= nearest.settings.items():
         return None
@@ -332,15 +329,15 @@ def select_points(
     """Return the points for which `expression` is true, in their order.
 
     Args:
-        expression: Python expression without functions, such as "world_size > 1 and precision ==
-            'bf16'"; its names are those of `Point.settings`.
+        expression: Python expression over the names of `Point.settings`, without functions, such as
+            "world_size > 1 and precision == 'bf16'".
         option: option of the command, for messages.
 
     Raises:
         UsageError: the expression is invalid, fails, names a setting that a point lacks, gives no
             bool, or keeps no point.
     """
-    # Imported here: sweeps without a filter start faster.
+    # Import here, so that sweeps without a filter start faster.
     from simpleeval import EvalWithCompoundTypes, NameNotDefined  # type: ignore[import-untyped]
 
     label = f"{option} {expression if expression.isprintable() else quote(expression)}"
@@ -363,7 +360,7 @@ def select_points(
         try:
             answer = evaluator.eval(expression, previously_parsed=tree)
         except NameNotDefined as error:
-            # Usually a text lacks its quotes.
+            # The user has probably left out the quotes of a text.
             name = error.name
             settings = itertools.chain(*(other.settings.items() for other in points))
             owner = next((setting for setting, value in settings if value == name), "")
@@ -388,7 +385,7 @@ def select_points(
 
 
 def script_path(job: Job) -> Path | None:
-    """Return the script of `workload.path`, or else below `Job.folder`; None if it is missing."""
+    """Return the path of the script, relative to here or to `Job.folder`; None if missing."""
     name = str(job.workload.parameters.get("path", ""))
     candidates = (Path(name), job.folder / name)
     # Path.is_file raises for long names and for closed folders.

@@ -30,11 +30,7 @@ def setting_text(value: Scalar) -> str:
 
 
 class Precision(StrEnum):
-    """The number format of the heavy arithmetic.
-
-    fp32 is IEEE single precision with TF32 off; tf32 applies to matmul and convolution; fp16 is
-    autocast with gradient scaling; bf16 is autocast; float8 is bf16 with linear layers in 8 bits.
-    """
+    """The number format of matrix products; `Execution.precision` explains each."""
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -44,7 +40,7 @@ class Precision(StrEnum):
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype of matrix products in torch; `bfloat16` for float8, as the autocast."""
+        """Name of the torch dtype of autocast; `bfloat16` for float8."""
         return {"fp16": "float16", "bf16": "bfloat16", "float8": "bfloat16"}.get(self, "float32")
 
 
@@ -53,19 +49,16 @@ USUAL_PRECISIONS = tuple(precision for precision in Precision if precision != Pr
 
 
 class SlowBy(StrEnum):
-    """How a slow device is emulated.
+    """How a slow device is emulated."""
 
-    compute repeats parts of the forward and backward pass. sms limits the step to some
-    multiprocessors by a CUDA green context.
-    """
-
+    # Repeat parts of the forward and backward pass.
     COMPUTE = "compute"
+    # Limit the step to some multiprocessors by a CUDA green context.
     SMS = "sms"
 
 
-# The setting `devices`: all devices, devices of one model, or devices by number. At the start of a
-# sweep, devices are numbered by rack, node and index. A device that joins later gets the next free
-# number, so that numbers stay valid.
+# The setting `devices` is ANY, a model, or numbers of devices. Devices are numbered by rack, node
+# and index. A device that joins later gets the next free number, so that numbers stay valid.
 ANY = "any"
 _NUMBERS = re.compile(r"\d+(/\d+)*")
 
@@ -88,13 +81,11 @@ def device_numbers(devices: str) -> tuple[int, ...]:
 
 
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
-    """Return the numbers of the devices that a setting `devices` selects.
-
-    Numbers that the setting lists keep their order; numbers that the cluster lacks are left out.
+    """Return the numbers of the devices that a setting `devices` selects; listed ones in order.
 
     Args:
         devices: "any", numbers such as "2/0", or a part of the name of a model in any case.
-        models: model of each device, by number.
+        models: model of each device of the cluster, by number.
     """
     if numbers := device_numbers(devices):
         return [number for number in numbers if number < len(models)]
@@ -109,8 +100,7 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
 Strategy = Literal["pack", "spread", "rail"]
 # What a point shares with no other point at the same time.
 Isolation = Literal["cluster", "node", "device"]
-# The setting `shares`: how the samples of a step are divided. The samples of each rank, such as
-# 96/32, are valid too.
+# The setting `shares` is one of these, or a number of samples for each rank, such as 96/32.
 EQUAL, FAST, BY_SPEED, BY_ACCUMULATION = "equal", "fast", "by_speed", "by_speed_accumulation"
 _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
 
@@ -137,8 +127,7 @@ class About:
 class Execution:
     """How steps are executed, for every workload.
 
-    A new setting is a field here and a column of `results.point_row.PointColumns`. Jobs, filters,
-    ids, reports and workloads then have it.
+    A new setting needs a field here and a column in `results.point_row.PointColumns`.
     """
 
     precision: Annotated[
@@ -212,7 +201,7 @@ class Execution:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether ranks may differ: shares are not equal, or slow devices are emulated."""
+        """Whether shares are not equal, or slow devices are emulated."""
         return self.shares != EQUAL or self.slow_ratio < 1
 
     @property
@@ -222,9 +211,9 @@ class Execution:
 
 
 EXECUTION = tuple(field.name for field in fields(Execution))
-# Omitted from ids and names of points at their default.
+# Ids and names of points omit these settings at their default.
 OPTIONAL = tuple(name for name in EXECUTION if name != "precision")
-# Only for workloads whose ranks may differ.
+# Settings of workloads that weigh their loss, so that ranks may have unequal shares.
 UNEVEN = ("shares", "slow_ratio", "slow_count", "slow_by")
 
 
@@ -250,8 +239,8 @@ class Point(Execution):
             unit="samples",
         ),
     ]
-    # batch_size * world_size * grad_accumulation. If groups of ranks work on the same items, the
-    # number of groups replaces world_size.
+    # batch_size * world_size * grad_accumulation; if groups of ranks work on the same items,
+    # batch_size * groups * grad_accumulation.
     global_batch_size: Annotated[
         int | None,
         _SIZES,
@@ -262,8 +251,8 @@ class Point(Execution):
             unit="samples",
         ),
     ]
-    # weak if the job fixes batch_size, strong if it fixes global_batch_size or all ranks work on
-    # the same items.
+    # strong if the job fixes global_batch_size or all ranks share their items, weak if the job
+    # fixes batch_size.
     scaling: Literal["weak", "strong"] | None
     # Environment variables of its processes.
     env: Mapping[str, str] = field(default_factory=dict)
@@ -271,14 +260,15 @@ class Point(Execution):
     @property
     def point_id(self) -> str:
         """Hash of all settings but `scaling` and `global_batch_size`, 12 hex digits."""
-        settings = {name: _plain(getattr(self, name)) for name in OPTIONAL}
+        # Default values are omitted, so that ids stay the same when raybench gets a new setting.
+        optional = {name: _plain(getattr(self, name)) for name in OPTIONAL}
         meaning: dict[str, object] = {
             "workload": self.workload,
             "params": dict(self.params),
             "world_size": self.world_size,
             "precision": self.precision.value,
             "batch_size": self.batch_size,
-            **{n: value for n, value in settings.items() if value != RUN_SETTINGS[n].default},
+            **{n: value for n, value in optional.items() if value != RUN_SETTINGS[n].default},
             **({"env": dict(self.env)} if self.env else {}),
         }
         text = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
@@ -286,20 +276,20 @@ class Point(Execution):
 
     @property
     def settings(self) -> dict[str, Scalar]:
-        """All settings but `workload`, with params and env; without None."""
-        given = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
-        present = {name: value for name, value in given.items() if value is not None}
-        return {**present, **self.params, **self.env}
+        """All settings but `workload`, including params and env; None is omitted."""
+        run_settings = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
+        given = {name: value for name, value in run_settings.items() if value is not None}
+        return {**given, **self.params, **self.env}
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
-        """`settings` without the batch size that follows from the other one."""
+        """`settings` without the batch size that follows from the other batch size."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
 
     @property
     def devices_needed(self) -> int:
-        """Smallest number of devices that a cluster must have."""
+        """Number of devices that a cluster must have at least."""
         return max(self.world_size, *(number + 1 for number in device_numbers(self.devices)), 0)
 
     @property
@@ -313,9 +303,9 @@ class RunSetting:
     """A setting of points that every workload shares."""
 
     name: str
-    # Converts a value, or raises ValueError; bool accepts no text.
+    # Type of stored values.
     kind: type[Any]
-    # For the validation by pydantic.
+    # Type that pydantic validates values by.
     annotation: Any
     # None if there is no default.
     default: Scalar | None
@@ -325,9 +315,10 @@ class RunSetting:
         """Convert a stored value; None and NaN mean the default.
 
         Raises:
-            TypeError: there is no default.
+            TypeError: the value is None or NaN, and there is no default.
         """
-        return self.kind(self.default if stored is None or stored != stored else stored)
+        is_nan = stored != stored
+        return self.kind(self.default if stored is None or is_nan else stored)
 
 
 def _plain(value: Any) -> Any:
@@ -342,7 +333,7 @@ def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
     if get_origin(declared) is Literal:
         kind, allowed = str, declared
     else:
-        # `int | None` counts as int. A job gives the text of an enum member.
+        # `int | None` counts as int. A job has enum members as texts.
         kind = allowed = (get_args(declared) or (declared,))[0]
         if issubclass(kind, StrEnum):
             allowed = Literal[tuple(map(_plain, kind))]
@@ -363,7 +354,7 @@ RUN_SETTINGS = {
 }
 
 
-# Arguments of a script and environment variables may name settings in braces.
+# Arguments of a script and variables may name settings in braces.
 _BRACES = "a text names a setting as in {batch_size}; write {{ and }} for braces themselves"
 
 
@@ -374,6 +365,7 @@ def names_in(text: str) -> list[str]:
         ValueError: braces are unbalanced or hold anything but a name.
     """
     try:
+        # The entry of a text without braces has the name None.
         fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
     except ValueError:
         raise ValueError(_BRACES) from None
@@ -393,9 +385,9 @@ def fill_in(text: str, settings: Mapping[str, Scalar]) -> str:
 
 
 def split_arguments(text: str) -> list[str]:
-    """Split a command line as a shell does; $X, *, # and ; stay as they are.
+    """Split a command line as a shell does, without expanding $X, *, # and ;.
 
-    A backslash at the end of a line joins two lines, inside quotes too.
+    A backslash at the end of a line joins two lines, also in quotes.
 
     Raises:
         ValueError: a quote is not closed, or the text ends with a backslash.
@@ -407,10 +399,10 @@ def split_arguments(text: str) -> list[str]:
 
 
 def product_of(text: str) -> int | None:
-    """Return the number that a text such as `64 * 8` means; None for a blank text.
+    """Return the product that a text such as `64 * 8` or `512` gives; None for a blank text.
 
     Raises:
-        ValueError: any other text.
+        ValueError: the text is not a product of whole numbers.
     """
     if not text.strip():
         return None

@@ -17,7 +17,7 @@ Position = tuple[int, int]  # line and column, both from 1
 _SHOWN_CHARACTERS = 60
 _LISTED_NAMES = 16
 
-# Our words for rules of pydantic; other rules of pydantic are clear enough.
+# Type of an error of pydantic -> clearer text.
 _RULES = {
     "bool_type": "must be true or false",
     "dict_type": "must be a mapping of keys to values",
@@ -39,7 +39,7 @@ class JobProblem:
     path: KeyPath = ()
     # Whether the key is wrong and not its value.
     at_key: bool = False
-    # Only for problems whose place `path` cannot tell: a syntax error, a duplicate key.
+    # For problems that `path` cannot locate: a syntax error, a duplicate key.
     position: Position | None = None
 
 
@@ -69,7 +69,7 @@ def quote(value: object) -> str:
 
 
 def rule_of(error: ErrorDetails) -> str:
-    """Return the text of a pydantic error without its path, with the given value."""
+    """Return the message of a pydantic error, with the given value, without its path."""
     if error["type"] == "missing":
         return "required, but not given"
     if error["type"] == "too_short":
@@ -84,10 +84,8 @@ def rule_of(error: ErrorDetails) -> str:
 
 
 def did_you_mean(given: object, valid: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the nearest valid name, or "".
-
-    The nearest name is preferably a word of `given`, such as `seconds` of `min_seconds`.
-    """
+    """Return `; did you mean 'x'?` with the nearest valid name, or "" without one."""
+    # Prefer a name that is a word of `given`, such as `seconds` for `min_seconds`.
     names = list(valid)
     words = str(given).split("_")
     similar = [name for name in names if name in words]

@@ -40,18 +40,18 @@ def load_workload(kind: str) -> type:
     Puts the current directory first into `sys.path`, as `python -m` does.
 
     Args:
-        kind: a built-in workload, or package.module:Class. The class needs a method `step` and no
-            particular base; `workloads.base.as_workload` adapts it.
+        kind: a built-in workload, or package.module:Class. The class needs a method `step`; its
+            base does not matter.
 
     Raises:
-        UsageError: the class cannot be found, it has no `step`, or its module cannot be imported.
+        UsageError: the module cannot be imported, or has no such class with a method `step`.
     """
     module_name, class_name = module_and_class(kind)
     try:
         current = str(Path.cwd())
         if current not in sys.path:
             sys.path.insert(0, current)
-        # What the module prints goes to stderr, because stdout is for results (`plan --json`).
+        # The module may print while it is imported, but stdout is for results (`plan --json`).
         with redirect_stdout(sys.stderr):
             module = importlib.import_module(module_name)
     except KeyboardInterrupt:
@@ -74,7 +74,7 @@ def module_and_class(kind: str) -> tuple[str, str]:
     """Return the names of a workload's module and class; imports nothing.
 
     Args:
-        kind: a built-in workload, or package.module:Class.
+        kind: see `load_workload`.
 
     Raises:
         UsageError: `kind` is neither.

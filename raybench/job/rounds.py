@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-# Three rounds measure speed-ups of GPU-bound points to half a percent:
-# docs/explanation/statistics.md.
+# Three rounds measure speed-ups of GPU-bound points to 0.5 % (docs/explanation/statistics.md).
 WORTHWHILE = 3
 # Replacing the processes of two workers takes 4.5 s on H200s.
 BETWEEN_ROUNDS_S = 5.0

@@ -19,7 +19,7 @@ from raybench.job.point import BATCH_SIZES, MAX_SIZE, RUN_SETTINGS, UNEVEN, Scal
 from raybench.job.problems import rule_of
 from raybench.job.registry import usage_errors
 
-# Names that a parameter must not have: job files, filters or tables use them.
+# Parameters must not have these names: job files, filters or tables use them.
 RESERVED = frozenset({*RUN_SETTINGS, "kind", "scaling", "workload", "rank", "context"})
 
 
@@ -28,31 +28,30 @@ class PointSetting:
     """One setting of a point: a parameter of its workload, or world_size, precision, ..."""
 
     name: str
-    # In words, such as "integer >= 1".
+    # Such as "integer >= 1".
     type: str
-    # None if there is no default: the point then lacks the setting unless the job gives it.
+    # None: without a value in the job, the point lacks the setting.
     default: Scalar | None
     is_required: bool
     description: str
     adapter: TypeAdapter[Any]
 
     def complaint(self, value: object) -> str | None:
-        """Return a validation error of one line, which quotes `value`; None if it is valid."""
+        """Return a one-line validation error that quotes `value`; None if `value` is valid."""
         try:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
             violations = error.errors(include_url=False)
-            # A union yields one violation for each member. A text is probably meant for its
-            # Literal, so show that violation.
+            # A union gives one violation for each member. For a text, show the one of its Literal.
             if isinstance(value, str):
-                of_literals = [entry for entry in violations if entry["type"] == "literal_error"]
-                violations = of_literals or violations
+                literals = [entry for entry in violations if entry["type"] == "literal_error"]
+                violations = literals or violations
             return rule_of(violations[0])
         except (Exception, SystemExit) as error:
-            # A validator that the user wrote may raise anything.
+            # A validator of the user may raise anything.
             return f"cannot be checked: {brief(error)}"
         if accepted is not None and not isinstance(accepted, Scalar):
-            # Pydantic may convert the value to a Decimal or a Path, which no table can hold.
+            # Pydantic may have made a Decimal or a Path, which no table can hold.
             return f"becomes a {type(accepted).__name__}, which is no int, float, bool or str"
         return None
 
@@ -63,19 +62,16 @@ class PointSetting:
 
 
 def settings_of_class(workload_class: type) -> dict[str, PointSetting]:
-    """Return the settings of a workload by name: `RUN_SETTINGS` that apply, then its parameters.
-
-    Environment variables and the arguments of a script are not included.
+    """Return name -> setting of a workload: `RUN_SETTINGS` that apply, then its parameters.
 
     Raises:
         UsageError: the class declares a parameter wrongly.
     """
-    # Settings that mean nothing to this workload.
-    absent = (
+    not_applicable = (
         *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
         *(() if getattr(workload_class, "weighs_loss", False) else UNEVEN),
     )
-    run_settings = [run_setting(name) for name in RUN_SETTINGS if name not in absent]
+    run_settings = [run_setting(name) for name in RUN_SETTINGS if name not in not_applicable]
     return {
         setting.name: setting for setting in (*run_settings, *parameters_of_class(workload_class))
     }
@@ -88,10 +84,7 @@ def run_setting(name: str) -> PointSetting:
 
 
 def parameters_of_class(workload_class: type) -> tuple[PointSetting, ...]:
-    """Return the parameters that a class declares.
-
-    Parameters are the keyword-only arguments of `__init__` and the members of an unpacked
-    TypedDict.
+    """Return the parameters of a class: keyword-only arguments of `__init__`, unpacked TypedDicts.
 
     Raises:
         UsageError: a name, type or default is wrong, or `__init__` takes other positional arguments
@@ -117,7 +110,7 @@ def parameters_of_class(workload_class: type) -> tuple[PointSetting, ...]:
 
 
 def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, annotation (or None) and default (or PydanticUndefined) of each parameter."""
+    """Yield (name, annotation or None, default or PydanticUndefined) of each parameter."""
     where = f"{workload_class.__name__}.__init__"
     init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
     arguments = list(inspect.signature(init).parameters.values())
@@ -143,7 +136,7 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
             include_extras=True,
         )
     except Exception as error:
-        # An annotation is code of the user, which may fail or name what is not defined.
+        # An annotation is code of the user, which may raise anything.
         raise UsageError(f"{where} has a type that cannot be read: {error}") from error
     for argument in named:
         hint = hints.get(argument.name)
@@ -167,13 +160,13 @@ def make_setting(
     """Return a setting of the annotated type.
 
     Args:
-        default: PydanticUndefined makes the setting required. The default is not validated.
+        default: not validated; PydanticUndefined makes the setting required.
 
     Raises:
         UsageError, TypeError, PydanticUserError: the type is not int, float, bool, str or Literal.
     """
     config = ConfigDict(strict=True, allow_inf_nan=False)
-    # raybench computes grad_accumulation from global_batch_size, so a workload cannot narrow it.
+    # raybench computes with grad_accumulation, so a workload cannot declare another type.
     kind = Size if name == "grad_accumulation" else annotation
     adapter: TypeAdapter[Any] = TypeAdapter(kind, config=config)
     words = _type_in_words(adapter.json_schema())
@@ -194,7 +187,7 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 
 def _type_in_words(schema: Mapping[str, Any]) -> str | None:
-    """Return a JSON schema in words, such as `integer >= 1`; None if it is not a scalar."""
+    """Return a JSON schema as text, such as `integer >= 1`; None if the type is not a scalar."""
     if "anyOf" in schema:
         members = [_type_in_words(member) for member in schema["anyOf"]]
         return None if None in members else " | ".join(map(str, members))
@@ -203,7 +196,7 @@ def _type_in_words(schema: Mapping[str, Any]) -> str | None:
     # JSON schema describes bytes, paths and dates as strings with a format.
     if "format" in schema or schema.get("type") not in _SCALAR_TYPES:
         return None
-    # Omit a bound of MAX_SIZE: it only keeps a number inside its column of a table.
+    # Omit MAX_SIZE, which only makes numbers fit into the tables.
     bounds = [
         f"{sign} {schema[key]}"
         for key, sign in _BOUNDS.items()

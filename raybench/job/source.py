@@ -1,7 +1,7 @@
 """Read a job file as data with the position of each value, and apply `--set`.
 
-The YAML is version 1.2. Several documents, anchors, aliases, merge keys and tags are rejected, so
-that a text means what it looks like, and a short text cannot stand for a huge one.
+Anchors, aliases, merge keys, tags and further documents are rejected: with aliases, a short text
+could stand for a huge one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from ruamel.yaml.reader import ReaderError
 from raybench.errors import JobError
 from raybench.job.problems import JobProblem, KeyPath, Position, key_text, quote
 
-# `measure: quick` stands for `measure: {seconds: 0.5}`, in a file and in an override. An override
-# also replaces a count of iterations, which may take hours.
+# `measure: quick` stands for `measure: {seconds: 0.5}`. As an override, it also replaces a count of
+# iterations, which may take hours.
 QUICK, QUICK_SECONDS = "quick", 0.5
-# The section whose keys replace those of other sections on clusters without GPUs, and the sections
-# that it may replace.
+# On clusters without GPUs, the section CPU replaces keys of the sections REPLACEABLE.
 CPU = "cpu"
 REPLACEABLE = (
     *("question", "answer", "workload", "matrix", "zip", "env", "exclude", "include", "baseline"),
@@ -39,11 +38,11 @@ REPLACEABLE = (
 MAX_FILE_BYTES = 100_000  # far above any real job; the parser needs seconds for more
 _MOST_LINES = 50
 _INT64_MAX = 2**63 - 1  # what the result tables can hold
-# Order of messages: whether an override is wrong, and the position in the file.
+# Sort key of messages: whether an override is wrong, and the position in the file.
 Order = tuple[bool, Position]
 _CORE = "tag:yaml.org,2002:"
-# Advice for messages of the parser, by their beginning.
-_SYNTAX = {
+# Beginning of a message of the parser -> advice.
+_SYNTAX_ADVICE = {
     "found character '\\t'": "a tab cannot indent; use spaces",
     "expected ',' or '}'": "expected ',' or '}'; does the mapping from line {line} end?",
     "expected ',' or ']'": "expected ',' or ']'; does the list from line {line} end?",
@@ -74,52 +73,51 @@ class YamlSource:
 
     name: str
     text: str
-    # The value of the text with the overrides applied; None for an empty text.
+    # With the overrides applied; None for an empty text.
     data: Any = None
     # Mistakes in the YAML itself.
     problems: list[JobProblem] = field(default_factory=list)
     # False if a syntax error ended the parsing.
     is_complete: bool = True
-    # The `--set` text of each path.
+    # Path -> its `--set` text.
     overrides: dict[KeyPath, str] = field(default_factory=dict)
-    # If options of the command made the text: the option that gave the value of each path.
+    # Path -> option of the command that gave the value; empty for a file.
     options: Mapping[KeyPath, str] = field(default_factory=dict)
-    # Whether the job is read for CPU workers, so that its section `cpu` applies.
+    # Whether the section `cpu` applies.
     on_cpu: bool = False
     # Whether the section `cpu` has replaced any key.
     uses_cpu: bool = False
-    # Path of a replaced value -> path of the value in `cpu`, unless an override replaced it again.
+    # Path that the section `cpu` replaces -> path in that section. Overrides remove entries.
     replaced: dict[KeyPath, KeyPath] = field(default_factory=dict)
-    # Positions of key and value of each path; an entry of a list is its own key.
+    # Path -> positions of its key and of its value; an entry of a list is its own key.
     _places: dict[KeyPath, tuple[Position, Position]] = field(default_factory=dict)
 
     def explain(self, problem: JobProblem) -> str:
-        """Return `file:line:col: dotted.key: message`, or `--set KEY=VALUE: ...` for an override.
+        """Return `file:line:col: dotted.key: message`.
 
-        If the text was made from options, the message names the option, or else `name`. A missing
-        key has the position of the key above it. A value of the section `cpu` is named there.
+        For an override, `--set KEY=VALUE` replaces the place in the file; for an option, its name.
         """
-        problem = self._where_given(problem)
+        problem = self._with_path_in_file(problem)
         subject = f"{key_text(problem.path)}: " if problem.path else ""
         override = self._override_of(problem)
         if override is not None:
             return f"{_label(override)}: {subject}{problem.message}"
+        for path in _prefixes(problem.path):
+            if path in self.options:
+                return f"{self.options[path]}: {problem.message}"
         if self.options:
-            paths = [problem.path[:length] for length in range(len(problem.path), 0, -1)]
-            option = next((self.options[path] for path in paths if path in self.options), None)
-            return f"{option or self.name}: {'' if option else subject}{problem.message}"
+            return f"{self.name}: {subject}{problem.message}"
         line, column = self._position(problem)
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(
         self, problems: Iterable[JobProblem], others: Iterable[tuple[Order, str]] = ()
     ) -> str:
-        """Return a line for each problem, in the order of the file; 50 lines at most.
+        """Return at most 50 lines, one for each problem, in the order of the file.
 
         Problems of overrides come last.
 
         Args:
-            problems: problems of this source.
             others: `ordered_lines` of another source of the same text.
         """
         ordered = sorted([*self.ordered_lines(problems), *others], key=lambda entry: entry[0])
@@ -129,61 +127,60 @@ class YamlSource:
         return "\n".join(lines)
 
     def ordered_lines(self, problems: Iterable[JobProblem]) -> list[tuple[Order, str]]:
-        """Return the order of each problem among all problems, and its message."""
+        """Return the sort key and the message of each problem."""
         lines = []
-        for problem in map(self._where_given, problems):
+        for problem in map(self._with_path_in_file, problems):
             order = self._override_of(problem) is not None, self._position(problem)
             lines.append((order, self.explain(problem)))
         return lines
 
     @property
     def has_cpu(self) -> bool:
-        """Whether the job has a section `cpu`."""
+        """Whether there is a section `cpu`."""
         return isinstance(self.data, dict) and CPU in self.data
 
     @property
     def replaced_keys(self) -> list[KeyPath]:
-        """Paths of keys that the section `cpu` has replaced, without those that `--set` gives."""
+        """Paths of keys that the section `cpu` has replaced and `--set` has not."""
         keys = []
         for path in self.replaced:
-            # Of a mapping that only the section `cpu` gives, the keys are listed.
-            is_mapping = len(path) == 1 and isinstance(self.data[CPU][path[0]], dict)
-            if not is_mapping:
+            # The keys of a replaced section are paths of their own.
+            is_section = len(path) == 1 and isinstance(self.data[CPU][path[0]], dict)
+            if not is_section:
                 keys.append(path)
         return keys
 
-    def given_by(self, path: KeyPath) -> KeyPath:
-        """Return the path at which the file gives a value: in `cpu` if that replaced the value."""
-        for length in range(len(path), 0, -1):
-            if replacement := self.replaced.get(path[:length]):
-                return (*replacement, *path[length:])
+    def path_in_file(self, path: KeyPath) -> KeyPath:
+        """Return where the file gives a value: `path`, or the path in `cpu` that replaced it."""
+        for prefix in _prefixes(path):
+            if replacement := self.replaced.get(prefix):
+                return (*replacement, *path[len(prefix) :])
         return path
 
-    def _where_given(self, problem: JobProblem) -> JobProblem:
-        """Return the problem at the path of `given_by`, unless an override gave the value."""
-        prefixes = (problem.path[:length] for length in range(len(problem.path), 0, -1))
-        if any(prefix in self.overrides for prefix in prefixes):
+    def _with_path_in_file(self, problem: JobProblem) -> JobProblem:
+        """Return the problem with its `path_in_file`, unless an override gave the value."""
+        if any(prefix in self.overrides for prefix in _prefixes(problem.path)):
             return problem
-        return replace(problem, path=self.given_by(problem.path))
+        return replace(problem, path=self.path_in_file(problem.path))
 
     def _override_of(self, problem: JobProblem) -> str | None:
         """Return the `--set` text that gave the value; None if the file gave it."""
         if problem.position is not None:
             return None
-        path = problem.path
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.overrides:
-                return self.overrides[path[:length]]
-        # An override of a key may have created the section.
-        while path and path not in self._places:
+        for path in _prefixes(problem.path):
+            if path in self.overrides:
+                return self.overrides[path]
+        for path in _prefixes(problem.path):
+            if path in self._places:
+                break
+            # The file lacks this section, so the override of a key in it has created it.
             for overridden, text in self.overrides.items():
                 if overridden[: len(path)] == path:
                     return text
-            path = path[:-1]
         return None
 
     def _position(self, problem: JobProblem) -> Position:
-        """Return line and column of a problem; a missing path has the position above it."""
+        """Return line and column of a problem; a missing key has the position of its section."""
         if problem.position is not None:
             return problem.position
         path = problem.path
@@ -193,11 +190,11 @@ class YamlSource:
         return key if problem.at_key else value
 
     def _read(self, node: Any, path: KeyPath, yaml: YAML, key_node: Any = None) -> Any:
-        """Return the value of a node, and keep the positions of everything in it."""
+        """Return the value of a node, and keep the position of each value in it."""
         at = _position(node)
         self._places[path] = _position(key_node or node), at
         if node.anchor is not None:
-            # The node may contain itself, so go on with an empty text in its place.
+            # An alias may make the node contain itself, so read an empty text in its place.
             rule = "anchors (&) and aliases (*) are not supported; write the value out each time"
             self._note(path, rule, at)
             node.anchor, node = None, ScalarNode(f"{_CORE}str", "", node.start_mark)
@@ -225,27 +222,27 @@ class YamlSource:
         return mapping
 
     def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
-        """Return a scalar as None, bool, int, float or str; 0 for an invalid number."""
+        """Return a scalar as None, bool, int, float or str; an invalid number becomes 0."""
         kind, given = str(node.tag).removeprefix(_CORE), node.value
         key_at, at = self._places[path]
         if kind == "null":
             # Report the position of the key: the parser is already at the next line.
             self._note(path, "no value given; give one or remove the key", key_at)
             return None
-        # Numbers of `env` stay texts, because a number would turn 12.10 into 12.1.
-        is_of_env = path[:1] == ("env",) and len(path) > 1
-        if kind not in ("bool", "int", "float") or (is_of_env and kind != "bool"):
+        # Numbers of `env` stay texts: a number would turn 12.10 into 12.1.
+        is_variable = path[:1] == ("env",) and len(path) > 1
+        if kind not in ("bool", "int", "float") or (is_variable and kind != "bool"):
             if (text := _encodable(given)) != given:
                 self._note(path, f"not a text that can be kept: {text}", at)
             return text
         try:
             value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
         except (LookupError, ValueError):
-            # Python refuses to read thousands of digits; "0x_" is no number either.
+            # Python raises for thousands of digits, and for "0x_".
             self._note(path, f"not a number that can be read: {quote(given)}", at)
             return 0
         if kind == "int" and abs(value) > _INT64_MAX:
-            # Python refuses to print integers of thousands of digits.
+            # Python may refuse to print the value, so other code gets 0.
             self._note(path, f"an integer must fit into 64 bits, given {quote(given)}", at)
             return 0
         if kind == "float" and not math.isfinite(value):
@@ -253,8 +250,12 @@ class YamlSource:
         return value
 
     def _note(self, path: KeyPath, message: str, at: Position) -> None:
-        """Keep a mistake in the YAML, and go on."""
         self.problems.append(JobProblem(path=path, position=at, message=message))
+
+
+def _prefixes(path: KeyPath) -> list[KeyPath]:
+    """Return the path, then the paths of the sections around it, the innermost first."""
+    return [path[:length] for length in range(len(path), 0, -1)]
 
 
 def _position(node: Node) -> Position:
@@ -264,7 +265,7 @@ def _position(node: Node) -> Position:
 def _encodable(text: str) -> str:
     """Return the text, escaped if files or processes cannot hold it."""
     is_damaged = "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
-    # ruamel.yaml returns a subclass of str; files and processes get a plain one.
+    # str(): ruamel.yaml returns a subclass of str.
     return ascii(text) if is_damaged else str(text)
 
 
@@ -272,10 +273,10 @@ def read_source(path: Path, overrides: Sequence[str] = (), *, on_cpu: bool = Fal
     """Read and parse a job file.
 
     Args:
-        overrides, on_cpu: as for `parse_source`.
+        overrides, on_cpu: see `parse_source`.
 
     Raises:
-        JobError: as `parse_source`, and if the file is no regular file, too long, or not UTF-8.
+        JobError: see `parse_source`; also if the file is not a regular one, too long, or not UTF-8.
     """
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
@@ -317,13 +318,12 @@ def parse_source(
 ) -> YamlSource:
     """Parse a YAML text and apply the overrides (`KEY=VALUE`) in their order.
 
-    Mistakes that do not end the parsing are in `problems`; `data` has None, 0 or a text for an
-    invalid value.
+    Wrong values become `problems`, and placeholders in `data`.
 
     Args:
-        name: for messages.
-        options: as in `YamlSource`.
-        on_cpu: apply the section `cpu`. Overrides of its keys come before, all others after.
+        name: file name for messages.
+        options: see `YamlSource`.
+        on_cpu: apply the section `cpu`, after overrides of its keys and before all others.
 
     Raises:
         JobError: the text is no YAML or no mapping, or an override cannot be applied.
@@ -341,12 +341,12 @@ def parse_source(
     else:
         _expand_quick(source.data)
         _expand_quick(source.data.get(CPU))
-    of_cpu = [text for text in overrides if text.partition("=")[0].strip().startswith(f"{CPU}.")]
-    failures = _override_all(source, of_cpu)
+    cpu_overrides = [text for text in overrides if text.lstrip().startswith(f"{CPU}.")]
+    failures = _override_all(source, cpu_overrides)
     _expand_quick(source.data.get(CPU))
     if on_cpu:
         _apply_cpu(source)
-    failures += _override_all(source, [text for text in overrides if text not in of_cpu])
+    failures += _override_all(source, [text for text in overrides if text not in cpu_overrides])
     if not is_mapping or failures:
         lines = [source.explain_all(source.problems), *failures]
         raise JobError("\n".join(line for line in lines if line))
@@ -354,23 +354,23 @@ def parse_source(
 
 
 def _apply_cpu(source: YamlSource) -> None:
-    """Replace keys of other sections by those of the section `cpu`; lists replace lists."""
+    """Replace keys of other sections by keys of the section `cpu`; lists are replaced whole."""
     section = source.data.get(CPU)
     for name in REPLACEABLE if isinstance(section, dict) else ():
         if name not in section:
             continue
-        # A copy: later overrides must not change the section `cpu`.
-        given, path = copy.deepcopy(section[name]), (name,)
-        before = source.data.setdefault(name, {})
-        if not (isinstance(given, dict) and isinstance(before, dict)):
-            source.data[name], source.replaced[path] = given, (CPU, name)
+        # Copy, because later overrides must not change the section `cpu`.
+        replacement, path = copy.deepcopy(section[name]), (name,)
+        present = source.data.setdefault(name, {})
+        if not (isinstance(replacement, dict) and isinstance(present, dict)):
+            source.data[name], source.replaced[path] = replacement, (CPU, name)
             continue
         if path not in source._places:
             source.replaced[path] = (CPU, name)
-        source.data[name] = {**before, **given}
-        if name == "measure" and "seconds" in given and "iterations" not in given:
+        source.data[name] = {**present, **replacement}
+        if name == "measure" and "seconds" in replacement and "iterations" not in replacement:
             _drop_iterations(source)
-        source.replaced |= {(name, key): (CPU, name, key) for key in given}
+        source.replaced |= {(name, key): (CPU, name, key) for key in replacement}
     source.uses_cpu = bool(source.replaced)
 
 
@@ -381,7 +381,7 @@ def _expand_quick(section: object) -> None:
 
 
 def _drop_iterations(source: YamlSource) -> None:
-    """Remove a count of iterations, in place of which seconds were given."""
+    """Remove `measure.iterations`, because seconds were given later."""
     if isinstance(section := source.data.get("measure"), dict):
         section.pop("iterations", None)
     source.overrides.pop(("measure", "iterations"), None)
@@ -401,13 +401,11 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
 
 
 def _override_all(source: YamlSource, overrides: Iterable[str]) -> list[str]:
-    """Apply overrides in their order, and return the error messages."""
     return [line for text in overrides if (line := _override(source, text)) is not None]
 
 
 def _override(source: YamlSource, text: str) -> str | None:
     """Apply an override; return an error message, or None if it was applied."""
-    # Read the value.
     key, equals, value = text.partition("=")
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
@@ -423,28 +421,28 @@ def _override(source: YamlSource, text: str) -> str | None:
         given = "" if has_value else f", given {quote(value)}"
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     if path == ("measure",) and tree.data == QUICK:
-        # Other keys of the section stay.
+        # Keep the other keys of the section.
         path, tree.data = ("measure", "seconds"), QUICK_SECONDS
         _drop_iterations(source)
-    # Put the value at its place, and create sections that are missing.
+    # Set the value, and create missing sections.
     container = source.data
     for depth, name in enumerate(path[:-1], start=1):
         container = container.setdefault(str(name), {})
         if not isinstance(container, dict):
             return f"{_label(text)}: {key_text(path[:depth])} is not a mapping"
     container[str(path[-1])] = tree.data
-    # The value replaces earlier values of this key and of keys below it.
-    earlier: dict[KeyPath, Any]
-    for earlier in (source.overrides, source.replaced):
-        for other in list(earlier):
-            if other[: len(path)] == path:
-                del earlier[other]
+    # Forget where earlier values of this key, and of keys below it, came from.
+    origins: dict[KeyPath, Any]
+    for origins in (source.overrides, source.replaced):
+        for earlier in list(origins):
+            if earlier[: len(path)] == path:
+                del origins[earlier]
     source.overrides[path] = text
     return None
 
 
 def _label(override: str) -> str:
-    """Return an override for a message; a long or unprintable override is quoted."""
+    """Return an override for a message, quoted if it is long or unprintable."""
     fits = override.isprintable() and len(override) <= 60
     return f"--set {override if fits else quote(override)}"
 
@@ -458,7 +456,7 @@ def parse_yaml(text: str, name: str = "", at: KeyPath = ()) -> YamlSource:
     """Parse one YAML document of any shape; mistakes are in `problems`.
 
     Args:
-        name: of the file, for messages.
+        name: file name for messages.
         at: path of the document in a job.
     """
     yaml, source = YAML(typ="safe", pure=True), YamlSource(name=name, text=text)
@@ -483,25 +481,22 @@ def _syntax_problem(error: Exception, text: str) -> JobProblem:
     elif isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else position
-        # Line at which the unfinished mapping, list or text begins.
+        # The unfinished mapping, list or text begins at this line.
         start = error.context_mark.line + 1 if error.context_mark else start
         reason = " ".join(str(error.problem or error.context).split())
-    matching = (
-        advice.replace("{line}", str(start))
-        for beginning, advice in _SYNTAX.items()
-        if reason.startswith(beginning)
-    )
-    # Other messages end with a list of tokens, which is cut off.
-    reason = next(matching, reason.partition(", but ")[0])
+    # Without advice, cut off the list of tokens at the end of the message.
+    message = reason.partition(", but ")[0]
+    for beginning, advice in _SYNTAX_ADVICE.items():
+        if reason.startswith(beginning):
+            message = advice.replace("{line}", str(start))
+            break
+    # A ComposerError, such as for a second document, means valid YAML that is not supported.
     is_yaml = isinstance(error, ComposerError)
-    return JobProblem(position=position, message=reason if is_yaml else f"not YAML: {reason}")
+    return JobProblem(position=position, message=message if is_yaml else f"not YAML: {message}")
 
 
 def read_bytes(text: str) -> float | None:
-    """Return the bytes that a text such as 4KiB, 1.5MB or 64 means; None if it is no size.
-
-    KiB is 1024, kB is 1000; KB is rejected.
-    """
+    """Return the bytes of a size such as 4KiB (4096), 4kB (4000), 1.5MB or 64; None if invalid."""
     match = _SIZE.fullmatch(text)
     if match is None:
         return None
@@ -511,7 +506,7 @@ def read_bytes(text: str) -> float | None:
 
 
 def _read_sizes(value: Any) -> Any:
-    """Convert a size, a range of sizes, or a list of both to bytes; other values stay."""
+    """Convert a size, a range of sizes, or a list of both to bytes; other values stay as given."""
     if isinstance(value, list):
         sizes = []
         for entry in map(_read_sizes, value):
@@ -520,23 +515,28 @@ def _read_sizes(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     match = _RANGE.fullmatch(value)
-    ends = [read_bytes(end) for end in (match.group(1, 2) if match else (value, value))]
-    factor = int(match[3]) if match else 2
-    if factor < 2 or any(end is None or end != int(end) for end in ends):
+    if match is None:
+        return _whole_bytes(value) or value
+    size, last, factor = _whole_bytes(match[1]), _whole_bytes(match[2]), int(match[3])
+    if size is None or last is None or factor < 2:
         return value
-    low, high = (int(end or 0) for end in ends)
     sizes = []
-    while low <= high:
-        sizes.append(low)
-        low *= factor
-    return (sizes if match else sizes[0]) or value
+    while size <= last:
+        sizes.append(size)
+        size *= factor
+    return sizes or value
+
+
+def _whole_bytes(text: str) -> int | None:
+    count = read_bytes(text)
+    return None if count is None or count != int(count) else int(count)
 
 
 def with_sizes(group: object) -> object:
-    """Return a copy of a mapping with its settings `*_bytes` in bytes.
+    """Return a copy of a mapping with the sizes in its settings `*_bytes` converted to bytes.
 
-    A range such as "8:1GiB:x2" becomes a list: 8, 16, ... up to 1 GiB. Invalid values stay as they
-    are; the validation rejects them because of their type.
+    A range such as "8:1GiB:x2" becomes a list: 8, 16, ... up to 1 GiB. Invalid sizes stay texts,
+    which the validation rejects.
     """
     if not isinstance(group, dict):
         return group
