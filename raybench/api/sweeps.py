@@ -163,7 +163,7 @@ def carry_out(job: Job, start: RunState, where: RunTarget, listener: Listener) -
     Raises:
         RaybenchError: as `run_sweep`.
     """
-    from raybench.sweep.run_rows import end_of_run
+    from raybench.sweep.run_rows import finish_without_trials
     from raybench.sweep.run_state import nothing_left_message
     from raybench.sweep.runner import run_sweep
 
@@ -173,7 +173,7 @@ def carry_out(job: Job, start: RunState, where: RunTarget, listener: Listener) -
         run = run_sweep(job, start, where, listener)
     else:
         listener.tell(nothing_left_message(start))
-        run = end_of_run(start, where.output, job.measure)
+        run = finish_without_trials(start, where.output, job.measure)
     # After an interrupt the process ends soon; the sweep that resumes the run compacts it.
     if run.status is not RunStatus.INTERRUPTED:
         _compact_points(start, where.output, listener)

@@ -1,11 +1,9 @@
 """The search for the largest batch that fits (`batch_size: auto`).
 
-A series is the points that differ only in their batch size. Each series is searched on its own, in
-the first round: the batch size is doubled until memory runs out or `max` is reached, then bisected
-until the largest batch that fits and the smallest that does not are within 1 % or one item. Any
-failure other than out of memory, such as a timeout, ends the search.
-
-The state of a search follows from the statuses of its points, so a resumed run continues it.
+A series is the points that differ only in their batch size. In the first round the batch size of
+each series is doubled until memory runs out or `max` is reached, then bisected to 1 % or one item.
+Any failure other than out of memory ends the search. The state of a search follows from the
+statuses of its points, so a resumed run continues the search.
 """
 
 from __future__ import annotations
@@ -21,19 +19,16 @@ from raybench.job.point import Point
 from raybench.job.rounds import is_largest_known
 from raybench.records.status import Status
 
-# The range of the setting batch_size.
-_MOST_BATCH = 2**31 - 1
-# The largest integer that the result tables can hold.
-_INT64_MAX = 2**63 - 1
+_MOST_BATCH = 2**31 - 1  # upper bound of the setting batch_size
+_INT64_MAX = 2**63 - 1  # what the result tables can hold
 
-# State of a search: the next batch size to try (int), the reason why the search failed (str), or
-# None if it has found the largest batch.
+# The next batch size to try, the reason why the search failed, or None if it has succeeded.
 Step = int | str | None
 SeriesKey = tuple[object, ...]
 
 
 def series_key(point: Point) -> SeriesKey:
-    """Return a key that is equal for points which differ only in their batch size."""
+    """Return a key that all points of a series share."""
     settings = *sorted(point.params.items()), *sorted(point.env.items())
     return (point.workload, settings, point.world_size, *point.execution.values(), point.scaling)
 
@@ -42,36 +37,36 @@ def series_key(point: Point) -> SeriesKey:
 class SeriesSearch:
     """The state of the search of one series."""
 
-    # The points after the first one: points that have ended, and the next point to try.
+    # All points that were tried or come next, without the first point.
     probes: list[Point]
     step: Step
 
 
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
-    """Return the next step of the search of one series.
+    """Return the next step of a search from `start` up to `most`.
 
     Args:
-        start: first batch size, at most `most`.
-        most: largest batch size that may be tried.
         outcomes: batch size -> status of its point.
     """
-    oom = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
-    smaller = {b: status for b, status in outcomes.items() if oom is None or b < oom}
-    for batch, status in sorted(smaller.items()):
+    smallest_oom = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
+    largest_ok = 0
+    for batch, status in sorted(outcomes.items()):
+        if batch == smallest_oom:
+            break
         if status is not Status.OK:
             return f"batch_size {batch:,} ended {status.value}"
-    largest_ok = max(smaller, default=0)
-    if oom is None:
+        largest_ok = batch
+    if smallest_oom is None:
         if largest_ok >= most:
             return f"batch_size {largest_ok:,} fits, and no larger one may be tried"
         return min(2 * largest_ok, most) if largest_ok else start
-    if not is_largest_known(largest_ok, oom):
-        return (largest_ok + oom) // 2
+    if not is_largest_known(largest_ok, smallest_oom):
+        return (largest_ok + smallest_oom) // 2
     return None if largest_ok else "not even batch_size 1 fits"
 
 
 def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
-    """Raise UsageError for a search without a maximum on CPU workers: it would fill the host."""
+    """Raise UsageError for a search without a maximum on CPU workers."""
     search = plan.batch_search
     if search is None or search.max is not None or kind == "cuda":
         return
@@ -82,10 +77,9 @@ def check_bounded(plan: Plan, kind: Literal["cuda", "cpu"]) -> None:
 
 
 def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
-    """Return the plan, followed by all points that its searches have tried or will try next.
+    """Return the plan, extended by all points that its searches have tried or will try next.
 
     Args:
-        plan: plan of the job, without added points.
         statuses: point_id -> status in the first round, in the order of the rows.
     """
     search = plan.batch_search
@@ -100,10 +94,9 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
 
 
 def largest_fitting(plan: Plan, statuses: Mapping[str, Status]) -> list[Point]:
-    """Return the point with the largest batch that was ok, for each series with an ok point.
+    """Return the point with the largest batch that was ok in each series of a search.
 
     Args:
-        plan: must have a search.
         statuses: point_id -> status in the first round.
     """
     search = plan.batch_search
@@ -118,7 +111,7 @@ def largest_fitting(plan: Plan, statuses: Mapping[str, Status]) -> list[Point]:
 
 
 def first_points(search: BatchSearch, points: Sequence[Point]) -> list[Point]:
-    """Return the point with which the search of each series begins."""
+    """Return the first point of the search of each series."""
     firsts = (with_batch(point, search.start) for point in points)
     return list({first.point_id: first for first in firsts}.values())
 
@@ -126,16 +119,12 @@ def first_points(search: BatchSearch, points: Sequence[Point]) -> list[Point]:
 def series_search(
     search: BatchSearch, first: Point, statuses: Mapping[str, Status]
 ) -> SeriesSearch:
-    """Return the state of the search that began with `first`.
-
-    Args:
-        statuses: point_id -> status of the points that have ended.
-    """
+    """Return the state of the search that began with `first`, from the status of each point_id."""
     batches_per_step = _batches_per_step(first)
     most = min(search.max or _MOST_BATCH, _INT64_MAX // batches_per_step)
     outcomes: dict[int, Status] = {}
-    # Repeat the search to find the batches that it has tried. A search goes on only after ok and
-    # oom. So a point with another status was oom then, and was retried later.
+    # Replay the search to find the batches that it has tried. A point that is neither ok nor oom
+    # was oom when the search went on from it, and was retried later.
     original_outcomes: dict[int, Status] = {}
     step: Step = search.start
     while isinstance(step, int) and (status := statuses.get(with_batch(first, step).point_id)):
@@ -143,9 +132,9 @@ def series_search(
         original_outcomes[step] = Status.OK if status is Status.OK else Status.OOM
         step = next_batch(search.start, most, original_outcomes)
     next_step = next_batch(search.start, most, outcomes)
-    batches = dict.fromkeys(outcomes)
-    if isinstance(next_step, int):
-        batches[next_step] = None
+    batches = list(outcomes)
+    if isinstance(next_step, int) and next_step not in outcomes:
+        batches.append(next_step)
     probes = [with_batch(first, batch) for batch in batches if batch != search.start]
     return SeriesSearch(probes=probes, step=next_step)
 

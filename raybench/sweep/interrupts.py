@@ -18,10 +18,10 @@ from raybench.errors import ClusterError
 from raybench.sweep.listener import Listener
 
 _TICK_S = 0.25
-# How long the main thread may take to raise KeyboardInterrupt. Ray looks for signals once a second
-# while it waits.
+# Time limit for the main thread to raise KeyboardInterrupt. Ray looks for signals once a second.
 _NOTICE_S = 1.5
-# How long the main thread may take to end after KeyboardInterrupt, and after one more signal.
+# Time limit for the main thread to leave the `with` block after KeyboardInterrupt, and after one
+# more signal.
 _CLOSE_S = 15.0
 _CLOSE_AGAIN_S = 1.0
 _INTERRUPTED = 130
@@ -30,54 +30,49 @@ _INTERRUPTED = 130
 class Interrupts:
     """Context manager of the main thread that handles SIGINT and SIGTERM.
 
-    While points run, the first Ctrl-C only sets `stopping`. The second Ctrl-C, a Ctrl-C while no
-    point runs, and SIGTERM raise KeyboardInterrupt in the main thread, but only once.
-
-    A thread ends the process with exit code 130 if the main thread does not raise within 1.5 s,
-    does not end within 15 s after KeyboardInterrupt, or gets one more signal. After the `with`
-    block a Ctrl-C ends the process at once if KeyboardInterrupt was raised before.
+    While points run, the first Ctrl-C only sets `stopping`. Any other signal raises
+    KeyboardInterrupt in the main thread, once. If the main thread then hangs, or another signal
+    comes, a watcher thread ends the process with exit code 130.
 
     Args:
-        is_guest: the process belongs to the caller. No signal ends it in the `with` block: each
-            further signal raises KeyboardInterrupt again. A SIGTERM is sent again after the block.
-            Any thread may enter; only the main thread then handles signals.
+        is_guest: the process belongs to the caller, so no signal ends the process: each signal
+            raises KeyboardInterrupt, and SIGTERM is raised again after the `with` block. Outside of
+            the main thread nothing is handled.
     """
 
     def __init__(self, listener: Listener, *, is_guest: bool = False) -> None:
-        # Number of points on their workers, for the message.
+        # Number of points that run, for the message.
         self.in_flight = 0
-        # Tells the user how to resume the run. It gets how the run ended, and is called in any
-        # thread before the process is ended. None: no run has begun.
+        # Gets how the run ended, such as "stopped", and tells the user how to resume it. May be
+        # called in any thread. None before a run has begun.
         self.farewell: Callable[[str], None] | None = None
         self._listener = listener
         self._points_run = False
-        # Number of all signals.
         self._signals = 0
-        # Number of signals that ask to stop now; a first Ctrl-C while points run does not.
+        # Number of signals that raise: all but a first Ctrl-C while points run.
         self._stop_signals = 0
-        # How many of these signals had come when KeyboardInterrupt was raised last.
+        # Value of `_stop_signals` when KeyboardInterrupt was last raised; 0 before.
         self._raised = 0
         self._is_guest = is_guest
-        self._handles = True
-        # Whether SIGTERM came.
-        self._is_terminated = False
+        self._handles_signals = True
+        self._got_sigterm = False
         # The `most_s` of each active `held_back`.
         self._holds_s: list[float] = []
-        # When the watcher ends the process.
+        # Monotonic time at which the watcher ends the process.
         self._deadline_s = math.inf
-        # Reentrant: a signal handler of the main thread may interrupt another one.
+        # Reentrant, because one signal handler may interrupt another in the same thread.
         self._lock = threading.RLock()
         self._is_over = threading.Event()
 
     @property
     def stopping(self) -> bool:
-        """Whether Ctrl-C or SIGTERM came; no further point may then start."""
+        """Whether a signal came; no further point may then start."""
         return self._signals > 0
 
     def __enter__(self) -> Self:
         if self._is_guest and threading.current_thread() is not threading.main_thread():
-            # Python handles signals in the main thread only, which belongs to somebody else.
-            self._handles = False
+            # Python handles signals only in the main thread, which belongs to the caller.
+            self._handles_signals = False
             return self
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
@@ -90,32 +85,32 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._handles:
+        if not self._handles_signals:
             return
         self._is_over.set()
         self._watcher.join()
         signal.set_wakeup_fd(self._old_wakeup_fd)
-        for number, usual in self._old_handlers:
-            signal.signal(number, usual)
+        for number, old_handler in self._old_handlers:
+            signal.signal(number, old_handler)
         self._reader.close()
         self._writer.close()
-        if self._is_guest and self._is_terminated:
-            # The run is written: what the caller has chosen for SIGTERM happens now.
+        if self._is_guest and self._got_sigterm:
+            # The run is written, so pass the signal on to the handler of the caller.
             signal.raise_signal(signal.SIGTERM)
         elif self._raised and not self._is_guest:
-            # The run is written, so a Ctrl-C may end the process without a traceback.
+            # The run is written, so a further Ctrl-C may end the process without a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def take_signals(self) -> None:
-        """Install the signal handlers; call it again after `ray.init`, which sets its own."""
-        if not self._handles:
+        """Install the signal handlers; needed again after `ray.init`, which replaces them."""
+        if not self._handles_signals:
             return
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
     @contextmanager
     def points_run(self) -> Iterator[None]:
-        """Let the first Ctrl-C in the context wait for the points in flight."""
+        """Mark that points run, so that the first Ctrl-C waits for the points in flight."""
         self._points_run = True
         try:
             yield
@@ -124,12 +119,11 @@ class Interrupts:
 
     @contextmanager
     def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
-        """Delay KeyboardInterrupt to the end of the context, or until one more signal.
+        """Delay KeyboardInterrupt to the end of the block, or to a second signal.
 
         Args:
-            most_s: how long the block may take after the signal before the process is ended; at
-                least 1.5 s. With inf nothing is raised in the block, and one more signal ends the
-                process.
+            most_s: time limit of the block after the first signal; the process is then ended. With
+                inf there is no limit, and a second signal ends the process.
         """
         self._holds_s.append(most_s)
         try:
@@ -146,9 +140,9 @@ class Interrupts:
             self._listener.tell("interrupted")
 
     def end(self, reason: str) -> None:
-        """Tell the user why, and end the process with exit code 3; no `finally` block runs.
+        """Tell the user why, and end the process with exit code 3, without `finally` blocks.
 
-        A thread calls it while the main thread waits for a cluster that is gone.
+        For threads: the main thread may wait for a cluster that is gone.
         """
         self._listener.show_cursor()
         if self.farewell:
@@ -161,16 +155,17 @@ class Interrupts:
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
-        """Raise KeyboardInterrupt if a signal asks for it, unless held back or raised before."""
         is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._stop_signals < 2)
-        most = self._stop_signals if self._is_guest else 1
-        if self._raised < min(most, self._stop_signals) and not is_held:
+        has_new_signal = self._stop_signals > self._raised
+        # A second KeyboardInterrupt is only for guests; otherwise the watcher ends the process.
+        may_raise = self._is_guest or not self._raised
+        if has_new_signal and may_raise and not is_held:
             self._raised = self._stop_signals
             self._deadline_s = time.monotonic() + _CLOSE_S
             raise KeyboardInterrupt
 
     def _count_signals(self) -> None:
-        """Count new signals. The watcher calls it too, because Python may call a handler late."""
+        """Count new signals; the watcher does so too, because Python may call handlers late."""
         with self._lock:
             try:
                 numbers = self._reader.recv(64)
@@ -179,9 +174,9 @@ class Interrupts:
             for number in (n for n in numbers if n in (signal.SIGINT, signal.SIGTERM)):
                 is_first = self._signals == 0
                 self._signals += 1
-                self._is_terminated = self._is_terminated or number == signal.SIGTERM
+                self._got_sigterm = self._got_sigterm or number == signal.SIGTERM
                 if is_first and self._points_run and number == signal.SIGINT:
-                    continue  # let the points in flight finish
+                    continue
                 self._stop_signals += 1
                 patience_s = _CLOSE_AGAIN_S if self._raised else _NOTICE_S
                 if self._stop_signals == 1:
@@ -189,7 +184,6 @@ class Interrupts:
                 self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
 
     def _watch(self) -> None:
-        """Count signals, and end the process if the main thread is too late."""
         has_told = False
         while not self._is_over.is_set():
             select.select([self._reader], [], [], _TICK_S)
@@ -201,7 +195,6 @@ class Interrupts:
                 text = f"finishing {points} in flight, then stopping; {again} again stops now"
                 self._listener.tell(text)
             if time.monotonic() > self._deadline_s and not self._is_guest:
-                # A spinner or a progress bar has hidden the cursor.
                 self._listener.show_cursor()
                 self.say_farewell()
                 os._exit(_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""The interface of what shows a sweep to the user."""
+"""The interface through which a sweep shows its progress to the user."""
 
 from __future__ import annotations
 
@@ -10,31 +10,27 @@ from raybench.sweep.loop import Event
 
 
 class ProgressDisplay(Protocol):
-    """Shows the events of a sweep as they come."""
+    """Shows the events of a sweep, inside its `with` block."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, event: Event) -> None:
-        """Show one more event, inside the `with` block."""
+        """Show one event."""
 
 
 class Listener(Protocol):
     """Shows a sweep to the user; the sweep itself prints nothing."""
 
     def tell(self, line: str) -> None:
-        """Show a line that stays visible; any thread may call it."""
+        """Print a line; thread-safe."""
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Show what the user waits for, such as "connecting to Ray", during the context."""
+        """Show a spinner with this text, such as "connecting to Ray", during the context."""
 
     def progress(self, plan: Plan, trials: int) -> ProgressDisplay:
-        """Return the progress display of a sweep.
-
-        Args:
-            trials: how many trials the sweep will run, as far as known.
-        """
+        """Return the progress display of a sweep of about so many trials."""
 
     def show_cursor(self) -> None:
-        """Show the cursor, which a spinner hides; called before the process is ended."""
+        """Show the cursor again before the process is ended; a spinner hides it."""

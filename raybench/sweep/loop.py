@@ -1,4 +1,4 @@
-"""The loop of a sweep: each trial of the plan becomes a record, whatever happens to it."""
+"""The loop of a sweep, which makes a record of each trial, even of a failed one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from raybench.sweep.point_source import PointSource
 from raybench.sweep.rounds import Attempt, Rounds
 from raybench.sweep.scheduler import Assign, Schedule, Skip
 
-# How long to wait for workers that are coming before the loop looks at the cluster again.
-_LOOK_AROUND_S = 1.0
-# Write at most so many records at once. More would delay the first one and take more memory.
+# While workers may still join, the cluster is queried at this interval.
+_REFRESH_S = 1.0
+# Upper bound of the records that are written at once: more would delay the first record.
 _MOST_AT_ONCE = 64
 # A device that was idle for longer needs heating again. The pause between two rounds is shorter:
-# the processes of two H200s are replaced in 4.5 s.
+# replacing the processes of two H200s takes 4.5 s.
 _STAYS_HOT_S = 10.0
 
 
@@ -44,34 +44,32 @@ class SweepSettings:
     measure: Measure
     # Default placement; a point may override it.
     strategy: Strategy
-    # Skip all waiting points after the first failure. Out of memory ends a batch search and is no
-    # failure there.
+    # Skip all waiting points after the first failure; out of memory in a batch search is none.
     stop_on_error: bool
-    # What a point shares with points that run at the same time.
     isolation: Isolation = "cluster"
     # Ids of the points to profile.
     profiled: frozenset[str] = frozenset()
     # Source files that every worker must have; None skips the check.
     code: Code | None = None
-    # Precisions that the process of a worker will run, for `Task`.
+    # See `Task.precisions`.
     precisions: tuple[Precision, ...] | None = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointStarted:
-    """The point is about to be sent to its workers."""
+    """The workers are about to get a point."""
 
     index: int
     point: Point
     # In rank order.
     devices: tuple[Device, ...]
-    # Seconds of steps before the warm-up, which heat the devices.
+    # Duration of heating before the warm-up.
     heat_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointFinished:
-    """The last record of the trial is written."""
+    """A trial has ended; its record is written."""
 
     index: int
     record: Record
@@ -79,7 +77,7 @@ class PointFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointRetried:
-    """The record of a lost attempt is written; the trial is tried again."""
+    """An attempt was lost; its record is written, and its trial is tried again."""
 
     index: int
     record: Record
@@ -87,7 +85,7 @@ class PointRetried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointAdded:
-    """A point was added to a round and waits for its turn; the plan may have it already."""
+    """A point was added to a round; the plan may have the point already."""
 
     index: int
     point: Point
@@ -96,19 +94,19 @@ class PointAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
-    """A round begins. A plan of a single round has no such event."""
+    """A round begins; only for plans with several rounds."""
 
     round: int
     rounds: int
-    # Trials of this round that the sweep will run, without points added later (`PointAdded`).
+    # Trials that the sweep will run in this round; `PointAdded` adds more.
     trials: tuple[TrialKey, ...]
-    # Number of trials in later rounds, as far as known.
+    # Number of known trials in later rounds.
     later: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointHangs:
-    """A rank of a running point was found to hang; the point goes on."""
+    """A rank of a running point hangs; the point is not stopped."""
 
     index: int
     point: Point
@@ -116,7 +114,7 @@ class PointHangs:
 
 
 Event = PointStarted | PointHangs | PointFinished | PointRetried | PointAdded | RoundStarted
-# Receives (index of the `Attempt`, its record) of attempts that ended together.
+# Receives (index of the attempt, its record) of attempts that ended together.
 Write = Callable[[Sequence[tuple[int, Record]]], None]
 
 
@@ -130,15 +128,14 @@ def sweep(
 ) -> Generator[Event]:
     """Run the trials that are left and yield an event for each step.
 
-    A trial that is lost with its worker or node is retried once. After an exception the workers
-    still run their points until the caller closes the cluster.
+    A trial that is lost with its worker or node is retried once. After an exception, points still
+    run until the caller closes the cluster.
 
     Args:
         cluster: its workers must be started.
-        write: receives the records before their events, on the caller's thread.
-        source: adds points while the sweep runs; None adds none.
-        stopping: once it returns True, no further point starts, and the sweep ends when the points
-            in flight have ended.
+        write: receives records in the caller's thread, before their events.
+        source: adds points while the sweep runs.
+        stopping: if it returns True, no further point starts.
 
     Raises:
         KeyboardInterrupt, GeneratorExit: points in flight are written as cancelled first.
@@ -157,7 +154,7 @@ def sweep(
 
 @dataclass(eq=False)
 class _Loop:
-    """The state of a sweep; the fields are the arguments of `sweep`."""
+    """The state of a sweep; the fields are its arguments."""
 
     rounds: Rounds
     settings: SweepSettings
@@ -169,13 +166,13 @@ class _Loop:
     def __post_init__(self) -> None:
         # Number of the current round; 0 before the first.
         self._round = 0
-        # Trial -> its last status, with trials of earlier sweeps.
+        # Trial -> its last status, including earlier sweeps.
         self._statuses = dict(self.rounds.kept)
-        # point_id -> number of attempts, with attempts of earlier sweeps.
+        # point_id -> number of attempts, including earlier sweeps.
         self._attempts = Counter(self.rounds.attempts_before)
         # Whether an attempt has run since the worker processes were started.
         self._has_used_workers = False
-        # Whether no further round comes.
+        # Whether all rounds have ended.
         self._has_ended = False
         self._schedule = Schedule(self.settings.isolation)
         kept_statuses = status_by_point(self.rounds.kept)
@@ -183,14 +180,13 @@ class _Loop:
             if kept_statuses.get(point.point_id) is Status.OOM:
                 self._schedule.note_oom(point)
         self._in_flight = InFlight(self.cluster)
-        # Lasting name of a device -> when it last ended an ok point, by the monotonic clock.
+        # `Device.lasting_name` -> monotonic time at which its last ok point ended.
         self._busy_until_s: dict[str, float] = {}
-        # For points that are added.
+        # Index of the next point that is added.
         self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
-        """Run all rounds, and yield an event for each step."""
-        # Do not ask the cluster when everything is measured: it may be gone.
+        # Do not refresh the cluster when all points have ended: the cluster may be gone.
         while self._in_flight.running or not (self.stopping() or self._has_ended):
             if not self._in_flight.running and self._schedule.is_done:
                 yield from self._next_round()
@@ -198,16 +194,16 @@ class _Loop:
             self._refresh(0.0)
             yield from self._decide()
             if self._in_flight.running:
-                wait_s = _LOOK_AROUND_S if self._schedule.pending else None
+                wait_s = _REFRESH_S if self._schedule.pending else None
                 ended = self._in_flight.next_finished(wait_s)
                 yield from self._in_flight.take_hangs()
                 yield from self._end(ended)
             elif not (self.stopping() or self._schedule.is_done):
                 assert self._schedule.pending, "on an idle cluster points only wait for workers"
-                self._refresh(_LOOK_AROUND_S)
+                self._refresh(_REFRESH_S)
 
     def write_in_flight(self, cause: Cause, reason: str) -> None:
-        """Write a record of each point in flight, with this cause and reason."""
+        """Write a record for each point in flight."""
         batch = []
         for running in self._in_flight.running.values():
             duration_s = time.monotonic() - running.started_s
@@ -221,7 +217,7 @@ class _Loop:
         """Begin the next round of the plan or the source, or end the sweep."""
         self._round += 1
         if self._round > self.rounds.count:
-            # All rounds of the plan have ended, but the source may have one more.
+            # All rounds of the plan have ended.
             is_stopped = self._schedule.is_stopped
             points = () if is_stopped else self.source.further_round(self._round)
             if not points:
@@ -247,13 +243,12 @@ class _Loop:
             self._schedule.add(attempt)
 
     def _trials_left(self, number: int) -> list[Attempt]:
-        """Return the attempts that a round will make."""
         if self._schedule.is_stopped:
             return []
         return self.rounds.remaining(number, self._statuses)
 
     def _refresh(self, timeout_s: float) -> None:
-        """Update cluster and schedule; wait up to `timeout_s` for a pending worker."""
+        """Update the schedule; wait up to `timeout_s` for a pending worker."""
         cluster = self.cluster
         cluster.refresh(timeout_s)
         self._schedule.update_cluster(
@@ -274,14 +269,13 @@ class _Loop:
                 yield from self._start(replace(decision, attempt=attempt))
 
     def _start(self, decision: Assign) -> Iterator[Event]:
-        """Send an attempt to its workers."""
         attempt, settings = decision.attempt, self.settings
         point = attempt.point
         devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
         measure = self.source.measure_of(point)
         if measure is None:
             measure = settings.measure
-            # The first round has made a breakdown of each point, which is enough.
+            # One breakdown of each point is enough, and the first round has made it.
             if attempt.round > 1 or attempt.control_of:
                 measure = measure.model_copy(update={"breakdown": False})
         if measure.heat_s and self._are_hot(devices):
@@ -313,7 +307,7 @@ class _Loop:
         if ended:
             self.write([(attempt.index, record) for attempt, record in ended])
         for attempt, record in ended:
-            # Retry a lost trial once, because a loss is more often due to devices than to points.
+            # Retry a lost trial once: its device is more often to blame than its point.
             is_lost = record.status is Status.LOST and record.devices
             if is_lost and attempt.tries == 1 and not self.stopping():
                 self._schedule.add(replace(attempt, tries=attempt.tries + 1))
@@ -322,17 +316,17 @@ class _Loop:
             self._statuses[attempt.key] = record.status
             if record.status is Status.OOM:
                 self._schedule.note_oom(attempt.point)
-            # Out of memory is no failure in a batch search, which looks for it.
-            is_searched = self.rounds.plan.batch_search and record.status is Status.OOM
-            if self.settings.stop_on_error and record.status.is_failure and not is_searched:
+            # Out of memory shows a batch search where to stop, so it is no failure there.
+            is_expected = self.rounds.plan.batch_search and record.status is Status.OOM
+            if self.settings.stop_on_error and record.status.is_failure and not is_expected:
                 self._schedule.stop(attempt.point.point_id)
             yield PointFinished(index=attempt.index, record=record)
-            # Also while the sweep stops: these points are then left for a resumed run.
+            # Add points even if the sweep is stopping, so that a resumed run knows them.
             if attempt.round == 1 and not attempt.control_of:
                 yield from self._add(self.source.follow_ups(record), attempt.round)
 
     def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
-        """Add points to the round of this number; later rounds may measure them too."""
+        """Add points to a round; later rounds may measure them too."""
         if points and (chosen := self.rounds.chosen) is not None:
             chosen = {*chosen, *(point.point_id for point in points)}
             self.rounds = replace(self.rounds, chosen=chosen)
@@ -344,14 +338,15 @@ class _Loop:
 
 
 class InFlight:
-    """Runs each attempt on its own thread, so that an interrupt does not wait for the cluster."""
+    """Runs each attempt in a thread, so that the main thread can handle interrupts."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         # Index -> attempt, in the order of their starts.
         self.running: dict[int, RunningAttempt] = {}
+        # Node -> indices of its running attempts, as an ordered set.
         self._by_node: defaultdict[str, dict[int, None]] = defaultdict(dict)
-        # None wakes `next_finished` for a hang.
+        # None wakes up `next_finished` after a hang.
         self._finished: SimpleQueue[RunningAttempt | None] = SimpleQueue()
         self._hangs: SimpleQueue[PointHangs] = SimpleQueue()
 
@@ -361,15 +356,15 @@ class InFlight:
         """Run the attempt in a thread; does not wait.
 
         Args:
-            worker_ids: in rank order; no attempt in `running` may have one of them.
-            devices: in rank order.
+            worker_ids: idle workers in rank order.
+            devices: devices of the workers.
         """
         running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
         for node_id in dict.fromkeys(device.node_id for device in devices):
             for index in self._by_node[node_id]:
-                other = self.running[index]
-                other.neighbours[attempt.point.point_id] = None
-                running.neighbours[other.attempt.point.point_id] = None
+                neighbour = self.running[index]
+                neighbour.neighbours[attempt.point.point_id] = None
+                running.neighbours[neighbour.attempt.point.point_id] = None
             self._by_node[node_id][attempt.index] = None
         self.running[attempt.index] = running
 
@@ -379,15 +374,15 @@ class InFlight:
 
         def run() -> None:
             try:
-                seen = self._cluster.watch_other_users(worker_ids)
+                other_users = self._cluster.watch_other_users(worker_ids)
                 running.outcome = self._cluster.run(task, worker_ids, tell_hang)
                 running.duration_s = time.monotonic() - running.started_s
-                running.others = seen()
+                running.others = other_users()
             except BaseException as error:
                 running.outcome = error  # raised again by `next_finished`
             self._finished.put(running)
 
-        # Make it a daemon: a stuck cluster must not keep the process from ending.
+        # A daemon thread lets the process exit while the cluster hangs.
         name = f"point {attempt.point.point_id}"
         threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -398,16 +393,14 @@ class InFlight:
                 yield self._hangs.get_nowait()
 
     def next_finished(self, timeout_s: float | None) -> list[tuple[Attempt, Record]]:
-        """Wait until an attempt ends; return the attempts that have ended, 64 at most, in order.
-
-        Returns early if a rank is found to hang.
+        """Wait for an attempt to end or hang; return up to 64 attempts that have ended, in order.
 
         Args:
-            timeout_s: return an empty list after so long; None waits for ever.
+            timeout_s: return an empty list after this time; None waits for ever.
 
         Raises:
-            BaseException: what `Cluster.run` raised, once the attempts that ended before are
-                returned. The attempt stays in `running`.
+            BaseException: `Cluster.run` has raised; the attempt stays in `running`. Attempts that
+                ended before are returned first.
         """
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
@@ -418,7 +411,7 @@ class InFlight:
                 if isinstance(running.outcome, BaseException):
                     if not ended:
                         raise running.outcome
-                    self._finished.put(running)  # return the records first
+                    self._finished.put(running)
                     break
                 del self.running[running.attempt.index]
                 for device in running.devices:

@@ -1,4 +1,4 @@
-"""What came of a point: the answers of its ranks checked, and its record."""
+"""Check the answers of the ranks of a point, and make its record."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from raybench.records.status import Cause, Status
 from raybench.results.metrics import crowding
 from raybench.sweep.rounds import Attempt
 
-# The largest duration that is exact as a double: 104 days. A clock that gives more is wrong.
+# Upper bound of a sane clock, 104 days: the largest duration that is exact as a double.
 _MOST_NS = 2**53
-# How many lines of a failed rank's output become part of the record.
+# Number of output lines of a failed rank that its record has.
 _LAST_LINES = 10
 _LINE_CHARACTERS = 500
 
@@ -36,19 +36,19 @@ class RunningAttempt:
     started_at: datetime
     # Monotonic, because the wall clock may be set back.
     started_s: float = field(default_factory=time.monotonic)
-    # Ids of the points that ran on the same nodes meanwhile, as an ordered set.
+    # Ordered set of ids of points that ran on the same nodes at the same time.
     neighbours: dict[str, None] = field(default_factory=dict)
-    # The answers of the ranks, or the exception of `Cluster.run`.
+    # What `Cluster.run` returned or raised.
     outcome: tuple[RankAnswer, ...] | BaseException = ()
     duration_s: float = 0.0
-    # Users of the nodes outside of this run.
+    # Programs outside of this run that used the nodes.
     others: OtherUsers = field(default_factory=OtherUsers)
 
 
 def make_unmeasured(
     attempt: Attempt, cause: Cause, reason: str, started_at: datetime, duration_s: float = 0.0
 ) -> Record:
-    """Return the record of an attempt that has no answers; `reason` is its message."""
+    """Return the record of an attempt without answers; `reason` is its error message."""
     return Record(
         point=attempt.point,
         attempt=attempt.number,
@@ -63,15 +63,12 @@ def make_unmeasured(
 
 
 def make_record(running: RunningAttempt) -> Record:
-    """Return the record of an attempt whose ranks have answered.
-
-    If a rank failed, the record has no measurements: the others may have measured garbage.
-    """
+    """Return the record of an attempt whose ranks have answered."""
     assert not isinstance(running.outcome, BaseException)
     attempt, devices = running.attempt, running.devices
     outputs = tuple(answer.output for answer in running.outcome)
     answers = check_answers(running.outcome)
-    # The formulas of the estimate hold for CUDA devices only.
+    # The memory estimate is valid for CUDA devices only.
     is_cuda = all(device.kind == "cuda" for device in devices)
     busy_hosts = [f"other processes on {load.host}" for load in running.others.loads]
     record = Record(
@@ -90,6 +87,7 @@ def make_record(running: RunningAttempt) -> Record:
     )
     failure = cause_of(answers)
     if failure is not None:
+        # Drop all measurements, because the failure may have disturbed the other ranks.
         return _failed(record, failure, outputs[failure.rank])
     measurements = tuple(answer for answer in answers if isinstance(answer, Measurement))
     doubts = [doubt for measurement in measurements for doubt in measurement.doubts]
@@ -98,19 +96,19 @@ def make_record(running: RunningAttempt) -> Record:
 
 
 def _failed(record: Record, failure: Failure, output: str) -> Record:
-    """Return the record with its failure. output: of the rank that failed."""
+    """Return the record with a failure and the last output of the rank that failed."""
     device, estimate_bytes = record.devices[failure.rank], record.mem_estimate_bytes
     message, detail = failure.message, failure.detail
-    last = output.splitlines()[-_LAST_LINES:]
-    if failure.error_type == Cause.SCRIPT_EXIT and last:
-        # A script that exits mostly writes the reason in its last line.
-        message += f"; its last line: {shorten(last[-1], _LINE_CHARACTERS)}"
+    last_lines = output.splitlines()[-_LAST_LINES:]
+    if failure.error_type == Cause.SCRIPT_EXIT and last_lines:
+        # Scripts usually print the reason in their last line.
+        message += f"; its last line: {shorten(last_lines[-1], _LINE_CHARACTERS)}"
     elif failure.status is Status.OOM and estimate_bytes and device.memory_bytes:
         message += f"; {explain_oom(record.point, estimate_bytes, device.memory_bytes)}"
-    if last and last[-1] not in detail:
-        lines = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last])
+    if last_lines and last_lines[-1] not in detail:
+        lines = "\n".join([f"the last lines that rank {failure.rank} wrote:", *last_lines])
         detail = f"{detail.rstrip()}\n\n{lines}" if detail else lines
-    # A verdict without a rank says that no rank is to blame.
+    # In a hang without a rank, no rank is to blame.
     has_culprit = failure.hang is None or failure.hang.rank is not None
     return replace(
         record,
@@ -147,7 +145,7 @@ def check_answers(answers: Sequence[RankAnswer]) -> tuple[RankAnswer, ...]:
         if (reason := next(_problems(measurement), None)) is not None:
             reasons[measurement.rank] = reason
     if len(measurements) == len(answers) and not reasons:
-        # Each measurement is valid by itself, so check them against each other.
+        # Each measurement is valid by itself: compare the ranks.
         reason = _common_problem(measurements)
         if reason is not None:
             reasons = {measurement.rank: reason for measurement in measurements}
@@ -165,7 +163,7 @@ def check_answers(answers: Sequence[RankAnswer]) -> tuple[RankAnswer, ...]:
 
 
 def _problems(measurement: Measurement) -> Iterator[str]:
-    """Yield why the measurement is invalid by itself."""
+    """Yield why one measurement is invalid."""
     if not measurement.repetitions:
         yield "nothing was measured"
     for repetition in measurement.repetitions:
@@ -193,7 +191,7 @@ def _sample_problems(samples: Samples) -> Iterator[str]:
 
 
 def _common_problem(measurements: Sequence[Measurement]) -> str | None:
-    """Return why the measurements of all ranks are invalid together; None if they are valid."""
+    """Return why the measurements of all ranks together are invalid, or None."""
     # Rank -> number of timed steps of each repetition, as "8 + 8".
     steps = {}
     for measurement in measurements:

@@ -1,4 +1,4 @@
-"""Who adds points to a sweep while it runs: the searches of a job, or a health check."""
+"""Sources of points that are added to a running sweep: the searches of a job, or a health check."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from raybench.sweep.rounds import Rounds
 
 
 class PointSource:
-    """Adds points to a running sweep, in the main thread; the base class adds none."""
+    """Adds points to a running sweep; called in the main thread. The base class adds none."""
 
     def rounds(self, cluster: Cluster) -> Rounds | None:
-        """Return other rounds for the run, or None. Called once, after the workers have started."""
+        """Return new rounds for the run, or None to keep them; called after the workers start."""
         return None
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return the settings of this point for all rounds; None means `SweepSettings.measure`."""
+        """Return how to measure this point; None means `SweepSettings.measure`."""
         return None
 
     def note(self, record: Record) -> None:
         """Receive the record of an attempt that has ended or was skipped."""
 
     def follow_ups(self, record: Record) -> Sequence[Point]:
-        """Return the points to add to the first round, after a point of this round has ended."""
+        """Return the points to add to round 1 after a point of round 1 has ended."""
         return ()
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of a round after the rounds of the plan; no points end the run."""
+        """Return the points of one more round after all rounds; without points the run ends."""
         return ()
 
     def last_lines(self) -> Iterable[str]:
@@ -42,7 +42,7 @@ class PointSource:
 
 
 class BatchSearches(PointSource):
-    """The batch searches of all series of a plan; does nothing for a plan without a search."""
+    """The batch searches of all series of a plan; adds nothing to a plan without a search."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._plan = rounds.plan
@@ -55,7 +55,7 @@ class BatchSearches(PointSource):
         self._planned_ids = {point.point_id for point in self._plan.points}
 
     def follow_ups(self, record: Record) -> tuple[Point, ...]:
-        """Note how a point ended, and return the next point of its series, if any."""
+        """Note how a point ended, and return the next point of its series if there is one."""
         search = self._plan.batch_search
         if search is None:
             return ()
@@ -67,7 +67,7 @@ class BatchSearches(PointSource):
         return new_points
 
     def last_lines(self) -> list[str]:
-        """Return a line with the reason for each search that did not find the largest batch."""
+        """Return the reason of each search that did not find the largest batch."""
         search = self._plan.batch_search
         if search is None:
             return []

@@ -1,14 +1,12 @@
 """The trials of a run, round by round, and which of them a sweep has to run.
 
-A round is the whole plan once. Rounds exist because samples from one start of the processes say
-nothing about other starts (A. Georges, D. Buytaert, L. Eeckhout, "Statistically rigorous Java
-performance evaluation", OOPSLA 2007; T. Kalibera, R. Jones, "Rigorous benchmarking in reasonable
-time", ISMM 2013). Usually each round runs in fresh worker processes.
+Each round runs in fresh processes, because samples from one start of the processes say nothing
+about other starts (Georges et al., "Statistically rigorous Java performance evaluation", OOPSLA
+2007; Kalibera and Jones, "Rigorous benchmarking in reasonable time", ISMM 2013).
 
-The points of one world_size form a block, so that they share a process group. Each block is
-shuffled. The order of the blocks is reversed in even rounds, so that a linear drift of the machine
-cancels over two rounds. A control ends each block: the baseline point is measured again, which
-shows a drift within the round.
+The points of one world_size form a block and share a process group. Each block is shuffled. Even
+rounds reverse the order of the blocks: a linear drift of the machine then cancels over two rounds.
+A control ends each block: the baseline point again, which shows a drift within the round.
 """
 
 from __future__ import annotations
@@ -29,13 +27,12 @@ from raybench.sweep.batch_search import SeriesKey, largest_fitting, series_key
 class Attempt:
     """One attempt at a trial."""
 
-    # Position among all trials of the run. In a batch search it is unique only within a round.
+    # Position among all trials of the run; in a batch search, unique only within a round.
     index: int
     point: Point
-    # Counts the attempts at the point over all rounds and sweeps, from 1. The loop sets it when the
-    # attempt starts.
+    # From 1, over all rounds and sweeps of the point; set when the attempt starts.
     number: int
-    # Counts the attempts of this sweep at the trial, from 1.
+    # From 1, over the attempts of this sweep at the trial.
     tries: int = 1
     round: int = 1
     # The world_size of the block that this control ends; 0 if it is no control.
@@ -53,10 +50,9 @@ class Attempt:
 
 
 def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Return the attempts with the batch sizes of each series in ascending order.
+    """Sort each series by batch size, so that larger batches can be skipped after out of memory.
 
-    Each series keeps its positions. If a batch runs out of memory, larger batches of its series are
-    then still waiting, and can be skipped.
+    Each series keeps its positions among the attempts.
     """
     by_series: defaultdict[SeriesKey, deque[Attempt]] = defaultdict(deque)
     for attempt in sorted(attempts, key=lambda attempt: attempt.point.batch_size or 0):
@@ -66,15 +62,15 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounds:
-    """The trials of a run, which of them earlier sweeps have finished, and which points may run."""
+    """The trials of a run, and which of them a sweep has to run."""
 
     plan: Plan
     count: int = 1
-    # Seed of the order of the points in each block; None keeps the order of the plan.
+    # Shuffles the blocks; None keeps the order of the plan.
     seed: int | None = 0
-    # End each block with a control. Controls are useful only if one point runs at a time.
+    # Only for sweeps that run one point at a time.
     has_controls: bool = True
-    # Replace the worker processes before each round but the first.
+    # Whether each round runs in new worker processes.
     in_fresh_workers: bool = True
     # Trials of earlier sweeps that are not run again.
     kept: Mapping[TrialKey, Status] = field(default_factory=dict)
@@ -85,12 +81,12 @@ class Rounds:
 
     @property
     def first_free_index(self) -> int:
-        """The first index that no trial has; not valid for a plan with a batch search."""
+        """The first index after all trials; invalid for a plan with a batch search."""
         return self.count * self._trials_per_round
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
-        """The trials that the sweep has to run, in order, as far as known before it begins."""
+        """The trials that the sweep has to run, in order; a batch search may add more."""
         todo: list[TrialKey] = []
         for number in range(1, self.count + 1):
             todo += (attempt.key for attempt in self.remaining(number, self.kept))
@@ -104,27 +100,27 @@ class Rounds:
         return replace(self.plan, points=points)
 
     def remaining(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Attempt]:
-        """Return the `attempts` of a round that are not kept and whose points may run."""
+        """Return the `attempts` of a round without kept trials and points that may not run."""
         remaining = []
         for attempt in self.attempts(number, ended):
             may_run = self.chosen is None or attempt.point.point_id in self.chosen
             if may_run and attempt.key not in self.kept:
                 remaining.append(attempt)
-        # Drop a control if its block has no other attempt to compare it with.
+        # A control is useless if no other attempt of its block runs.
         blocks = {attempt.block for attempt in remaining if not attempt.control_of}
         return [attempt for attempt in remaining if attempt.block in blocks]
 
     def attempts(self, number: int, ended: Mapping[TrialKey, Status]) -> tuple[Attempt, ...]:
-        """Return the attempts of a round in the order in which a `Schedule` gets them.
+        """Return the attempts of a round in order, without points that failed in earlier rounds.
 
-        Points that failed or were skipped in an earlier round are left out; lost points are not.
+        Skipped points count as failed; lost points do not.
 
         Args:
             number: number of the round, from 1.
-            ended: statuses of the trials so far. Statuses of this round change nothing.
+            ended: statuses of the trials of earlier rounds; other trials are ignored.
         """
         points = self._points_of(number, ended)
-        # Points that a batch search has added get positions after the points of the plan.
+        # Points that a batch search has added come after the points of the plan.
         positions = {point.point_id: index for index, point in enumerate(self.plan.points)}
         for point in points:
             positions.setdefault(point.point_id, len(positions))
@@ -136,7 +132,6 @@ class Rounds:
         if self.count == 1:
             return tuple(smaller_batches_first(attempts))
 
-        # Order the blocks, and end each block with a control.
         control = self._control_point(number, points)
         ordered = []
         for index, block in enumerate(self._blocks(number, attempts), first + len(positions)):
@@ -150,25 +145,24 @@ class Rounds:
 
     @property
     def _trials_per_round(self) -> int:
-        """The number of points, and of controls if each world_size has one."""
+        """Upper bound: a trial for each point, and a control for each block."""
         return len(self.plan.points) + len(_world_sizes(self.plan.points))
 
     def _points_of(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Point]:
-        """Return the points of a round, without points that failed or were skipped before."""
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:
-            # The first round has found the largest batch of each series; measure no other batch.
+            # Later rounds measure only the largest batch of each series.
             statuses = {key.point_id: status for key, status in ended.items() if key.round == 1}
             points = largest_fitting(self.plan, statuses)
-        stopped = {
+        failed_ids = {
             key.point_id
             for key, status in ended.items()
             if key.round < number and not key.control_of and status.is_lasting
         }
-        return [point for point in points if point.point_id not in stopped]
+        return [point for point in points if point.point_id not in failed_ids]
 
     def _blocks(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-        """Return the attempts of a round in blocks, in the order in which they run."""
+        """Return the attempts of a round in shuffled blocks."""
         by_size: dict[int, list[Attempt]] = {size: [] for size in _world_sizes(self.plan.points)}
         for attempt in attempts:
             by_size.setdefault(attempt.point.world_size, []).append(attempt)
@@ -188,8 +182,7 @@ class Rounds:
         if not baseline or is_search or not self.has_controls:
             return None
         candidates = [point for point in points if baseline <= point.settings.items()]
-        # Prefer other precisions to fp16, then large batches. The step of a large batch waits least
-        # for the host, so it scatters least.
+        # Avoid fp16. Prefer large batches: their steps wait least for the host, and vary least.
         return max(
             candidates,
             key=lambda point: (point.precision is not Precision.FP16, point.batch_size or 0),

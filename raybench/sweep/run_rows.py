@@ -1,4 +1,4 @@
-"""What a sweep writes of a run and tells the user, and how the run ends."""
+"""Write the tables of a run while its sweep runs, and the row that says how the run ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RunRows:
         # Keys of the devices that have a row.
         self._device_keys = set(start.devices)
         self._run = start.run
-        # Keep the monotonic time too, because the wall clock may be set back meanwhile.
+        # The wall clock may be set back during the run, so keep the monotonic time too.
         self._start_times = datetime.now(UTC), time.monotonic()
         self._point_ids = {point.point_id for point in start.rounds.plan.points}
         self._has_told_kept = False
@@ -48,7 +48,7 @@ class RunRows:
         """Write the devices that have no row yet.
 
         Raises:
-            ClusterError: the run is resumed, and has no row of a device of the same model.
+            ClusterError: a resumed run has measured other models of devices.
             ResultsError: the folder cannot be written.
         """
         other_models = {device.name for device in devices} - self.start.models
@@ -64,7 +64,7 @@ class RunRows:
             if key not in self._device_keys:
                 new_devices[key] = device
         if not self._device_keys:
-            # Write all devices, because CPU workers of two nodes of a host may share a key.
+            # Not `new_devices`, because CPU workers of two nodes of a host may share a key.
             self.store.write_devices(devices)
         elif new_devices:
             name = f"devices-{len(self._device_keys)}"
@@ -72,9 +72,7 @@ class RunRows:
         self._device_keys.update(new_devices)
 
     def keep_records(self, batch: Sequence[tuple[int, Record]], cluster: Cluster) -> None:
-        """Write the records of attempts, new devices, and new samples of the devices.
-
-        A record that cannot be written gets the status error.
+        """Write the records of attempts, new devices, and new telemetry of the devices.
 
         Args:
             batch: (index of the attempt, its record).
@@ -86,15 +84,16 @@ class RunRows:
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
         for (_, measured), record in zip(batch, kept, strict=True):
+            # A record that cannot be written is replaced by a record of this error.
             if record is not measured:
                 self.listener.tell(f"point {record.point.point_id}: {record.error_message}")
         self.keep_devices(cluster.devices)
         self.store.write_telemetry(batch, cluster.telemetry())
 
     def note(self, event: Event) -> None:
-        """Update `unfinished` and the number of points; call it with each event, in order."""
+        """Update `unfinished` and the number of points; must get all events in order."""
         if isinstance(event, RoundStarted):
-            # The round may be shorter than planned, because points have failed in earlier rounds.
+            # Points that failed in earlier rounds are left out of this round.
             later = {key for key in self.unfinished if key.round != event.round}
             self.unfinished = later | {*event.trials}
         elif isinstance(event, PointFinished):
@@ -106,8 +105,8 @@ class RunRows:
                 self._point_ids.add(point_id)
                 self._write_total(self._run.points_total + 1)
 
-    def adopt(self, rounds: Rounds) -> None:
-        """Replace the rounds of the run; call it before the first attempt."""
+    def replace_rounds(self, rounds: Rounds) -> None:
+        """Replace the rounds of the run, before the first attempt."""
         self.start = replace(self.start, rounds=rounds)
         self.unfinished = set(rounds.todo)
         self._point_ids = {point.point_id for point in rounds.plan.points}
@@ -121,27 +120,28 @@ class RunRows:
         """Write how the run ended, and its summary; return the run.
 
         Args:
-            status: None derives it from the points.
+            status: None derives the status from the points.
         """
-        run = _finish_run(self._run, self.start.rounds.plan, self._ended)
+        run = _with_outcome(self._run, self.start.rounds.plan, self._ended)
         began_at, began_s = self._start_times
         finished_at = began_at + timedelta(seconds=time.monotonic() - began_s)
         run = replace(run, status=status or run.status, finished_at=finished_at)
-        is_over = status or not self.start.was_cut_short or _has_ended(self.start, run, self._ended)
-        # The row of a resumed run stays `interrupted` while trials that `--filter` leaves out have
-        # not ended.
-        _write_end(self.store, run if is_over else replace(run, status=RunStatus.INTERRUPTED))
+        written = run
+        if not status and self.start.was_cut_short and not _has_ended(self.start, run, self._ended):
+            # `--filter` leaves out trials that have not ended, so the run can be resumed again.
+            written = replace(run, status=RunStatus.INTERRUPTED)
+        _write_end(self.store, written)
         return run
 
-    def forget(self) -> None:
-        """Delete a new run that has no record; close a resumed run as interrupted."""
+    def undo_start(self) -> None:
+        """Delete a new run, which has no record; close a resumed run as interrupted."""
         if self.start.is_resumed:
             self.close(RunStatus.INTERRUPTED)
         else:
             self.store.remove()
 
     def tell_kept(self, what: str) -> None:
-        """Tell the user once what is kept of a run that was cut short, and how to resume it.
+        """Tell the user, once, which points are kept and how to resume the run.
 
         Args:
             what: how the run ended, such as "interrupted".
@@ -150,7 +150,7 @@ class RunRows:
             return
         self._has_told_kept = True
         text = f"{what} before any point finished"
-        # Count as `raybench list` does: a point that was cut short is not finished.
+        # Points that were cut short do not count as finished, as in `raybench list`.
         run = reader.count_points(self._run, status_by_point(self._ended))
         counts = {"ok": run.points_ok, "failed": run.points_failed, "skipped": run.points_skipped}
         if total := sum(counts.values()):
@@ -164,24 +164,25 @@ class RunRows:
         self.listener.tell(text)
 
 
-def end_of_run(start: RunState, root: Path, measure: Measure) -> Run:
-    """Return a resumed run that has no trials to do, with the counts and the status of its points.
+def finish_without_trials(start: RunState, root: Path, measure: Measure) -> Run:
+    """Write new tags and the end of a resumed run that has no trials to do; return the run.
 
-    Writes new tags, and the end of the run if all its trials have ended. The run must be held.
+    The end is written only if the trials that `--filter` leaves out have ended too. The caller must
+    hold the run.
 
     Raises:
         ResultsError: the run cannot be read or written.
     """
     stored = reader.read_run(root, start.run.run_id)
     tagged = replace(stored, tags=start.run.tags)
-    ended = _finish_run(tagged, start.rounds.plan, start.ended)
-    store = RunStore(root=root, run_id=ended.run_id, measure=measure)
+    run = _with_outcome(tagged, start.rounds.plan, start.ended)
+    store = RunStore(root=root, run_id=run.run_id, measure=measure)
     if start.was_cut_short and _has_ended(start, stored, start.ended):
-        ended = replace(ended, finished_at=stored.finished_at or datetime.now(UTC))
-        _write_end(store, ended)
+        run = replace(run, finished_at=stored.finished_at or datetime.now(UTC))
+        _write_end(store, run)
     elif tagged != stored:
         store.write_run(tagged)
-    return ended
+    return run
 
 
 def _has_ended(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
@@ -199,11 +200,11 @@ def _write_end(store: RunStore, run: Run) -> None:
     write_summary(store, run)
 
 
-def _finish_run(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
-    """Return the run with the counts of its points and its status."""
+def _with_outcome(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run:
+    """Return the run with the counts of its points and the status that follows."""
     statuses = status_by_point(ended)
     run = reader.count_points(run, statuses)
     failures = {status for status in statuses.values() if status.is_failure}
-    # Out of memory is no failure in a batch search, which looks for it.
+    # Out of memory is no failure in a batch search: it shows where to stop.
     is_ok = plan.batch_search and failures <= {Status.OOM}
     return replace(run, status=RunStatus.OK) if is_ok else run

@@ -1,4 +1,4 @@
-"""A run before a sweep: how it begins or is resumed, and what is left of it."""
+"""The state of a run before a sweep: a new run, or what is left of a resumed run."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _MOST_DIFFERENCES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTarget:
-    """Where a run is carried out, and where its tables go."""
+    """Where a run is measured, and where its tables go."""
 
-    # As `address` of `raybench.cluster.connect`.
+    # See `ClusterRequest.address`.
     address: str
     device: Literal["auto", "cuda", "cpu"]
     # The results folder.
@@ -44,11 +44,11 @@ class RunTarget:
     profiled: frozenset[str]
     # How long to wait for missing devices, and for other sweeps to end.
     wait_s: float = 0.0
-    # Measure beside other sweeps on the same devices.
+    # Whether other sweeps may use the devices at the same time.
     shared: bool = False
-    # The devices to use; None: all.
+    # None allows all devices.
     only: DeviceList | None = None
-    # The process belongs to the caller, as with `raybench.sweep`: no signal may end it.
+    # See `Interrupts`.
     is_guest: bool = False
 
 
@@ -56,20 +56,19 @@ DeviceKey = tuple[str, str, int]
 
 
 def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
-    """Return a key of the device that is the same in all sweeps of a run.
-
-    CPU workers of two nodes on one host may share a key: their UUIDs change with the process.
-    """
+    """Return a key of the device that is the same in all sweeps of a run."""
+    # The UUID of a CPU worker changes with its process. Workers of two nodes of a host may share a
+    # key.
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """A run before a sweep; the sweep has to run the trials `rounds.todo`."""
+    """A run before a sweep, which has to run the trials `rounds.todo`."""
 
     run: Run
     rounds: Rounds
-    # Statuses of all trials that have a row, also of trials that will run again.
+    # Statuses of all trials that have a row; some may run again.
     ended: Mapping[TrialKey, Status] = field(default_factory=dict)
     # Source files that the workers must have.
     code: Code | None = None
@@ -78,9 +77,8 @@ class RunState:
     # Models of the devices that have a row.
     models: frozenset[str] = frozenset()
     is_resumed: bool
-    # Whether the run is resumed after a sweep that did not end ok.
+    # Whether the last sweep of a resumed run did not end ok.
     was_cut_short: bool = False
-    # The command that resumes the run.
     resume_command: str
 
 
@@ -95,8 +93,8 @@ def start_run(
     """Return the state of a new run with a new id; writes nothing.
 
     Args:
-        argv: the command line; a resumed run takes its `--set` from it.
-        resume_command: returns the command that resumes the run with this id.
+        argv: the command line, from which a resumed run takes the values of `--set`.
+        resume_command: run_id -> the command that resumes the run.
 
     Raises:
         UsageError: see `code_of_job`.
@@ -135,15 +133,13 @@ def start_run(
 
 
 def rounds_of_job(job: Job, plan: Plan) -> Rounds:
-    """Return the rounds that the job asks for, without the seed of a run."""
+    """Return the rounds of a job, without the seed of a run."""
     has_controls = job.placement.isolation == "cluster"
     return Rounds(plan=plan, count=job.measure.rounds, has_controls=has_controls)
 
 
 def code_of_job(job: Job) -> Code:
-    """Return the hashes of the source files of the job's workload and of raybench.
-
-    The files are not imported.
+    """Return the hashes of the source files of workload and raybench; imports nothing.
 
     Raises:
         UsageError: the kind is neither built in nor of the form package.module:Class.
@@ -152,19 +148,16 @@ def code_of_job(job: Job) -> Code:
     return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])
 
 
-# A resumed run: `raybench sweep --resume`.
-
-
 def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """Return the results folder and the run that `text` names; does not hold the run.
+    """Return the results folder and the run that `text` names, without locking the run.
 
     Args:
         output: the results folder, unless `text` has a path.
-        text: as for `find_run`.
+        text: see `find_run`.
 
     Raises:
-        ResultsError: there is no such run or several, or it cannot be read.
-        UsageError: the job of the run has another meaning.
+        ResultsError: no run or several match, or the run cannot be read.
+        UsageError: the job differs from the job of the run.
     """
     root, run_id = reader.find_run(output, text)
     run = reader.read_run(root, run_id)
@@ -182,7 +175,7 @@ def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
 
 
 def check_code(run: Run, code: Code) -> None:
-    """Raise UsageError if a file of the workload or of raybench is not as in the run."""
+    """Raise UsageError if a file of the workload or of raybench has changed since the run."""
     differences = []
     for name in differing_files(run.workload_files, code.workload):
         if name not in run.workload_files:
@@ -199,7 +192,7 @@ def check_code(run: Run, code: Code) -> None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Return the plan of the job with the points that a batch search has added to the run.
+    """Return the plan of the job with the points that batch searches have added to the run.
 
     Raises:
         ResultsError: the rows of the run cannot be read.
@@ -218,39 +211,38 @@ def resume_run(
     *,
     retry_failed: bool,
 ) -> RunState:
-    """Return the state of a run that is resumed; writes nothing. The run must be held.
+    """Return the state of a resumed run, which the caller must hold (`hold_run`); writes nothing.
 
     Args:
-        run: the run as it was before it was held; `finished_at` says when it ended.
+        run: the run as read before `hold_run`; a held run has no `finished_at`.
         rounds: rounds of the job, with the plan of `plan_of_run` and the points that may run.
         root: the results folder.
-        code: has passed `check_code`.
-        retry_failed: also run failed trials again. Lost, skipped and cancelled trials are always
-            run again.
+        retry_failed: run failed trials again; lost, skipped and cancelled trials always are.
 
     Raises:
         ResultsError: the rows of the run cannot be read.
     """
     latest = reader.latest(root, run.run_id)
-    ended = {key: row.status for key, row in latest.items()}
-    kept = {}
-    for key, status in ended.items():
-        if status is Status.OK or not (retry_failed or status.is_retried):
-            kept[key] = status
+    ended: dict[TrialKey, Status] = {}
+    kept: dict[TrialKey, Status] = {}
     attempts: dict[str, int] = {}
     for key, row in latest.items():
+        ended[key] = row.status
+        runs_again = row.status is not Status.OK and (retry_failed or row.status.is_retried)
+        if not runs_again:
+            kept[key] = row.status
         attempts[key.point_id] = max(row.attempt, attempts.get(key.point_id, 0))
-    names = ["kind", "uuid", "host", "index"]
-    table = reader.read_table(root, "devices", run.run_id).select([*names, "name"])
-    devices = {}
+    key_columns = ["kind", "uuid", "host", "index"]
+    table = reader.read_table(root, "devices", run.run_id).select([*key_columns, "name"])
+    models = {}
     for device in table.to_pylist():
-        devices[device_key(*(device[name] for name in names))] = device["name"]
+        models[device_key(*(device[column] for column in key_columns))] = device["name"]
 
-    # If the driver was killed, `finished_at` is its last sign of life. If `finished_at` is missing,
-    # the pause counts as 0, because another host may still work on the run.
+    # If the driver was killed, `finished_at` is its last sign of life. Without `finished_at`, the
+    # pause counts as 0, because another host may still work on the run.
     ended_at = run.finished_at or datetime.now(UTC)
     pause_s = max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
-    # A run with a filter gets more points when it is resumed without the filter.
+    # Without the filter of the first sweep, a resumed run has more points.
     point_ids = {key.point_id for key in latest} | set(rounds.chosen or ())
     return RunState(
         run=replace(
@@ -264,8 +256,8 @@ def resume_run(
         rounds=replace(rounds, seed=run.seed or 0, kept=kept, attempts_before=attempts),
         ended=ended,
         code=code,
-        devices=frozenset(devices),
-        models=frozenset(devices.values()),
+        devices=frozenset(models),
+        models=frozenset(models.values()),
         is_resumed=True,
         was_cut_short=run.status is not RunStatus.OK,
         resume_command=resume_command,
@@ -273,23 +265,24 @@ def resume_run(
 
 
 def nothing_left_message(start: RunState) -> str:
-    """Return the message for a run without trials to do."""
+    """Return the message for a run that is complete."""
     text = f"run {start.run.run_id}: nothing to do"
     ok_trials = {key: status for key, status in start.rounds.kept.items() if status is Status.OK}
-    if replace(start.rounds, kept=ok_trials).todo:
+    with_failed = replace(start.rounds, kept=ok_trials)
+    if with_failed.todo:
         text += "; the points that failed: --retry-failed"
     return text
 
 
 def _difference(run: Run, job: Job) -> str:
-    """Return in words which settings of the job have changed."""
+    """Return a list of settings of the job that have changed, as text."""
     with suppress(JobError):
         before = job_from_text(
             "job.yaml", run.job_text, overrides_in(run.argv), on_cpu=bool(run.cpu_section)
         )
         if before.meaning_sha256 == run.job_sha256:
-            old = dict(_leaves(before.model_dump(mode="json")))
-            new = dict(_leaves(job.model_dump(mode="json")))
+            old = dict(_dotted_settings(before.model_dump(mode="json")))
+            new = dict(_dotted_settings(job.model_dump(mode="json")))
             differences = []
             for key in dict.fromkeys([*old, *new]):
                 if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED:
@@ -305,10 +298,9 @@ def _list_few(differences: Sequence[str]) -> str:
     return f"{text} and {hidden} more" if hidden > 0 else text
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of each setting in nested mappings."""
+def _dotted_settings(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from _dotted_settings(inner, f"{path}.{key}" if path else str(key))
     else:
         yield path, value

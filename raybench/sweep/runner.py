@@ -1,4 +1,4 @@
-"""A sweep on its cluster, from connecting to the row that says how the run ended."""
+"""Connect to a cluster, run a sweep on it, and write how the run ended."""
 
 from __future__ import annotations
 
@@ -46,17 +46,15 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    It must be called in the main thread: it handles SIGINT and SIGTERM, and may end the process.
-    With `where.is_guest` any thread may call it, and it ends the process only if Ray is gone and a
-    call into Ray hangs, as Ray itself would do later.
+    Handles signals and may end the process (`Interrupts`), so only guests may call it outside of
+    the main thread.
 
     Args:
         start: must have trials to do, unless there is a source. A resumed run must be held.
-        source: makes the points of a new run, which uses all devices.
+        source: adds the points of a new run, which then uses all devices.
 
     Raises:
-        ClusterError: there is no usable cluster, this machine has a GPU that fails, or no point of
-            a new run fits.
+        ClusterError: there is no usable cluster, or no point of a new run fits.
         DevicesInUseError: another sweep has the devices.
         ResultsError: rows cannot be written, or the id of a new run exists.
         UsageError: the address is malformed, or a batch search on CPU workers has no maximum.
@@ -70,14 +68,14 @@ def run_sweep(
             interrupts.say_farewell()
             raise
 
-    with ExitStack() as at_the_end:
-        interrupts = at_the_end.enter_context(Interrupts(listener, is_guest=where.is_guest))
+    with ExitStack() as stack:
+        interrupts = stack.enter_context(Interrupts(listener, is_guest=where.is_guest))
         terms = ReservationTerms(
             holder=this_process(f"run {start.run.run_id}"), shared=where.shared, wait_s=where.wait_s
         )
         is_private = starts_private(where.address)
         if is_private and find_kind("local", where.device) == "cpu":
-            at_the_end.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
+            stack.enter_context(reserve_this_hosts_cpus(terms, listener.tell))
         request = ClusterRequest(
             address=where.address,
             device=where.device,
@@ -88,12 +86,11 @@ def run_sweep(
             only=where.only,
             models=start.models,
         )
-        # Hold interrupts back: after an interrupted `ray.init`, Ray's native code crashes the
-        # process at its exit.
+        # Hold interrupts back: an interrupted `ray.init` lets the process crash at its exit.
         what = "starting Ray on this machine" if is_private else "connecting to Ray"
         with listener.waiting(what), interrupts.held_back(math.inf):
             cluster = connect(request, end=interrupts.end, log=listener.tell)
-            at_the_end.callback(close)
+            stack.callback(close)
             interrupts.take_signals()
         check_bounded(start.rounds.plan, cluster.kind)
         listener.tell(f"{cluster.description}; run {start.run.run_id} in {where.output}")
@@ -104,7 +101,7 @@ def run_sweep(
         run = replace(start.run, cluster=cluster.description, only_devices=only_devices)
         start = replace(start, run=run)
         if not start.is_resumed:
-            at_the_end.enter_context(hold_run(where.output, run.run_id))
+            stack.enter_context(hold_run(where.output, run.run_id))
             store = RunStore.create(where.output, run, job.measure, start.code)
         else:
             store = RunStore(
@@ -117,24 +114,26 @@ def run_sweep(
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
-    """Return how many devices to wait for; 0: do not wait."""
+    """Return the `ClusterRequest.devices_wanted` of the run."""
     if where.only is not None:
         return sum(where.only.cpu_workers().values()) or len(where.only.names)
     if source is not None:
         return 0
     sizes = [point.devices_needed for point in start.rounds.plan_left.points]
-    # Points side by side can use more devices; do not wait for these, and let them share no cores.
-    is_alone = job.placement.isolation != "device" or job.placement.oversubscribe
-    return max(sizes) if is_alone or where.wait_s else sum(sizes)
+    may_run_together = job.placement.isolation == "device"
+    # Waiting, or sharing cores, pays off only up to the devices of the largest point.
+    if not may_run_together or job.placement.oversubscribe or where.wait_s:
+        return max(sizes)
+    return sum(sizes)
 
 
 def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
-    """Return how many workers to start. Raises ClusterError if no point of a new run fits."""
+    """Return how many workers to start; raise ClusterError if no point of a new run fits."""
     plan = start.rounds.plan_left
     if workers := workers_needed(plan, cluster.capacity, job.placement.isolation):
         return workers
     if start.is_resumed:
-        # A resumed run writes a skipped row for each point that does not fit.
+        # One worker suffices to write a skipped row for each point that does not fit.
         return 1
     smallest = min(point.world_size for point in plan.points)
     raise ClusterError(
@@ -146,9 +145,9 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
 def _settings(
     job: Job, start: RunState, where: RunTarget, source: PointSource | None
 ) -> SweepSettings:
-    # With fresh workers, a process runs a single point, so it needs no other precisions.
+    # With fresh workers, each process runs only one point and one precision.
     precisions = () if job.measure.fresh_workers else start.rounds.plan.precisions
-    # The strategy only matters if all points have the same: else each device gets a worker.
+    # The strategy matters only if all points share it: otherwise each device gets a worker.
     strategies = [point.strategy for point in start.rounds.plan_left.points]
     return SweepSettings(
         measure=job.measure,
@@ -171,15 +170,14 @@ def record_run(
 ) -> Run:
     """Start the workers, run the remaining trials, write how the run ended, and return the run.
 
-    After an error the run is written as `failed` if possible. The cluster is left open.
+    After an error the run is written as `failed` if possible. The caller closes the cluster.
 
     Args:
         cluster: must not be started yet.
         rows: the row of the run must be written.
         interrupts: must be entered; a signal ends the run early.
 
-    Raises:
-        Exception: the errors of `run_sweep` once there is a cluster.
+    Raises: see `run_sweep`.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -192,8 +190,8 @@ def record_run(
             cluster.start(workers, settings.strategy)
         rows.keep_devices(cluster.devices)
         source = source or BatchSearches(rows.start.rounds)
-        if (rounds := source.rounds(cluster)) is not None:
-            rows.adopt(rounds)
+        if (new_rounds := source.rounds(cluster)) is not None:
+            rows.replace_rounds(new_rounds)
         rounds = rows.start.rounds
         events = sweep(rounds, settings, cluster, write, source, lambda: interrupts.stopping)
         with (
@@ -203,20 +201,20 @@ def record_run(
         ):
             for event in events:
                 rows.note(event)
-                _note_end(event, interrupts, source)
+                _note_event(event, interrupts, source)
                 progress.show(event)
         for line in source.last_lines():
             rows.listener.tell(line)
         run = rows.close(RunStatus.INTERRUPTED if rows.unfinished else None)
     except KeyboardInterrupt:
-        # The points in flight have their rows already.
+        # `sweep` has already written the points in flight.
         run = rows.close(RunStatus.INTERRUPTED)
     except DevicesInUseError:
-        rows.forget()
+        rows.undo_start()
         raise
     except BaseException:
         rows.tell_kept("stopped")
-        # A full disk may also refuse this row. Suppress that error, to raise the first one.
+        # Raise the first error, even if a full disk rejects this row too.
         with suppress(ResultsError):
             rows.close(RunStatus.FAILED)
         raise
@@ -228,8 +226,7 @@ def record_run(
     return run
 
 
-def _note_end(event: Event, interrupts: Interrupts, source: PointSource) -> None:
-    """Count the points in flight, and tell the source of each record."""
+def _note_event(event: Event, interrupts: Interrupts, source: PointSource) -> None:
     if isinstance(event, PointStarted):
         interrupts.in_flight += 1
     elif isinstance(event, PointFinished | PointRetried):

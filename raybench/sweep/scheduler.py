@@ -1,4 +1,4 @@
-"""Which attempt begins next, and on which workers: pure decisions, without clock or cluster."""
+"""Decide which attempt begins next, and on which workers, without clock or cluster."""
 
 from __future__ import annotations
 
@@ -37,46 +37,42 @@ class Skip:
 
 
 Decision = Assign | Skip
-# The waiting attempt with the smallest tuple runs first: (round, minus the number of devices, block
-# in order of appearance, order of `add`).
+# (world_size, strategy, devices, control_of).
+_Request = tuple[int, Strategy, str, int]
+# (round, 0 or minus world_size, order of the block, order of `add`); the smallest runs first.
 _Priority = tuple[int, int, int, int]
 
 
 def workers_needed(plan: Plan, capacity: int, isolation: Isolation = "cluster") -> int:
-    """Return how many workers the plan can keep busy at once; 0 if no point fits.
-
-    Args:
-        capacity: number of devices of the cluster, and upper limit of the result.
-    """
+    """Return how many workers, up to `capacity`, the plan can keep busy; 0 if no point fits."""
     fitting = [point.world_size for point in plan.points if point.world_size <= capacity]
     if not fitting:
         return 0
     strategies = {point.strategy for point in plan.points}
     names_devices = any(point.devices != ANY for point in plan.points)
     if isolation == "node" or names_devices or len(strategies) > 1 or "rail" in strategies:
-        # The choice depends on models and nodes, which are not known before all workers start.
+        # The devices are chosen by model and node, which are unknown before all workers start.
         return capacity
     return max(fitting) if isolation == "cluster" else min(capacity, sum(fitting))
 
 
 class Schedule:
-    """The waiting attempts, and the decision which of them begins next on the idle workers.
+    """A priority queue of attempts, which assigns idle workers to the next attempt that fits.
 
-    Attempts run round by round. With isolation `cluster` the points of one world_size follow each
-    other and keep their process group. With `node` and `device` the points with most devices come
-    first, so that small points fill the gaps at the end. Later attempts overtake an attempt that
-    has to wait for workers, except for the control of its block.
+    Attempts run round by round. With isolation `cluster`, blocks run one after another and keep
+    their process group. With `node` and `device`, points with many devices come first, so that
+    small points fill the gaps. Other attempts overtake an attempt that has to wait for workers,
+    except for the control of its block.
     """
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
-        # point_id of the point that made `stop` be called.
+        # point_id of the argument of `stop`.
         self._stopped_by: str | None = None
         # Series -> smallest batch size that was out of memory.
         self._smallest_oom: dict[SeriesKey, int] = {}
-        # (world_size, strategy, devices, control_of) -> heap of attempts. If the first attempt of a
-        # heap finds no workers, the others of the heap find none either.
-        self._waiting: dict[tuple[int, Strategy, str, int], list[tuple[_Priority, Attempt]]] = {}
+        # A heap for each request: if its first attempt finds no workers, no attempt in it does.
+        self._waiting: dict[_Request, list[tuple[_Priority, Attempt]]] = {}
         # (round, index of the attempt) -> priority.
         self._priorities: dict[tuple[int, int], _Priority] = {}
         # (round, block) -> order of appearance.
@@ -85,16 +81,16 @@ class Schedule:
         self._all_cuda = True
         self._capacity = 0
         self._lost: frozenset[int] = frozenset()
-        # As `Cluster.pending`.
+        # See `Cluster.pending`.
         self.pending = 0
-        # (devices that a point asks for, strategy) -> allocator.
+        # (setting `devices` of a point, its strategy) -> allocator.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
         # Index of a running attempt -> its workers.
         self._running: dict[int, tuple[int, ...]] = {}
 
     @property
     def is_done(self) -> bool:
-        """Whether no attempt waits; some may still run."""
+        """Whether no attempt waits; attempts may still run."""
         return not any(self._waiting.values())
 
     @property
@@ -105,9 +101,9 @@ class Schedule:
     def update_cluster(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Set the state of the cluster; the arguments are the properties of `Cluster`."""
+        """Set the state of the cluster from the properties of `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # Comparing is fast, because most items are the same objects as before.
+        # Comparing is fast, because most devices are the same objects as before.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -115,71 +111,72 @@ class Schedule:
         self._allocators = {}
 
     def add(self, attempt: Attempt) -> None:
-        """Add an attempt at the end of its block; a retry gets the position of its first try."""
+        """Add an attempt at the end of its block; a retry gets the priority of its first try."""
         trial, point = (attempt.round, attempt.index), attempt.point
         if trial not in self._priorities:
-            size = 0 if self._isolation == "cluster" else -point.world_size
+            largest_first = 0 if self._isolation == "cluster" else -point.world_size
             block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
-            self._priorities[trial] = (attempt.round, size, block, len(self._priorities))
+            order = len(self._priorities)
+            self._priorities[trial] = (attempt.round, largest_first, block, order)
         request = point.world_size, point.strategy, point.devices, attempt.control_of
         heapq.heappush(self._waiting.setdefault(request, []), (self._priorities[trial], attempt))
 
     def next(self) -> Decision | None:
-        """Remove the next attempt from the queue and return what to do with it.
+        """Remove the next attempt from the queue and return what to do with the attempt.
 
-        The workers of an `Assign` are busy until `free`. None: no attempt can begin before a
-        running one ends or a worker joins.
+        None means that all attempts must wait for a running attempt to end or a worker to join.
         """
         if self._isolation == "cluster" and self._running:
             return None
-        # (round, block) of attempts that have to wait. The control of such a block waits too.
+        busy = set(chain.from_iterable(self._running.values()))
+        # A control waits for the rest of its block.
         waiting_blocks = set()
         for heap in sorted(filter(None, self._waiting.values())):
             _, attempt = heap[0]
-            if attempt.control_of and (attempt.round, attempt.block) in waiting_blocks:
+            block = (attempt.round, attempt.block)
+            if attempt.control_of and block in waiting_blocks:
                 continue
             decision: Decision | None = self._skip_of(attempt)
             if decision is None:
-                taken = set(chain.from_iterable(self._running.values()))
-                chosen = self._allocator(attempt.point).choose(attempt.point.world_size, taken)
-                if chosen is None:
-                    waiting_blocks.add((attempt.round, attempt.block))
+                worker_ids = self._allocator(attempt.point).choose(attempt.point.world_size, busy)
+                if worker_ids is None:
+                    waiting_blocks.add(block)
                     continue
-                self._running[attempt.index] = chosen
-                decision = Assign(attempt=attempt, worker_ids=chosen)
+                self._running[attempt.index] = worker_ids
+                decision = Assign(attempt=attempt, worker_ids=worker_ids)
             heapq.heappop(heap)
             return decision
         return None
 
     def free(self, attempt: Attempt) -> None:
-        """Mark the workers of this attempt as idle; does nothing if it was skipped."""
+        """Mark the workers of this attempt as idle; ignores skipped attempts."""
         self._running.pop(attempt.index, None)
 
     def note_oom(self, point: Point) -> None:
-        """Make `next` skip larger batches of the series of this point, which was out of memory."""
+        """Make `next` skip larger batches of this series: the point was out of memory."""
         if point.batch_size is not None:
             series = series_key(point)
             smallest = self._smallest_oom.get(series, point.batch_size)
             self._smallest_oom[series] = min(smallest, point.batch_size)
 
     def stop(self, point_id: str) -> None:
-        """Make `next` skip all attempts, because this point failed with `on_error: stop`."""
+        """Make `next` skip all attempts, because this point failed."""
         self._stopped_by = self._stopped_by or point_id
 
     def _allocator(self, point: Point) -> DeviceAllocator:
         choice = point.devices, point.strategy
         if choice not in self._allocators:
-            chosen = None
+            allowed = None
             if point.devices != ANY:
-                # Devices are numbered by worker id, which stays when more workers join.
-                chosen = choose_devices(point.devices, [device.name for device in self._devices])
+                # The number of a device is the id of its worker.
+                allowed = choose_devices(point.devices, [device.name for device in self._devices])
             self._allocators[choice] = DeviceAllocator(
-                self._devices, self._lost, point.strategy, self._isolation, chosen
+                self._devices, self._lost, point.strategy, self._isolation, allowed
             )
         return self._allocators[choice]
 
     def _skip_of(self, attempt: Attempt) -> Skip | None:
-        """Return a Skip if the attempt can never run; None if it can run now or later."""
+        """Return a Skip if the attempt can never run, else None."""
         point = attempt.point
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
@@ -196,28 +193,28 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
-        """Return a Skip whose reason says why the cluster has too few devices for the attempt."""
         needed, choice = attempt.point.world_size, attempt.point.devices
         usable = self._allocator(attempt.point).alive
         cause = Cause.TOO_FEW_DEVICES
-        living = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
-        if choice != ANY and needed <= len(living):
-            models = Counter(device.name for device in living)
+        alive = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
+        if choice != ANY and needed <= len(alive):
+            # The point asks for a model or numbers that too few devices have.
+            models = Counter(device.name for device in alive)
             listed = ", ".join(f"{count} x {model}" for model, count in models.items())
             why = f"{usable} {'is' if usable == 1 else 'are'} {choice}; the cluster has {listed}"
         elif self._lost and needed <= len(self._devices):
-            hosts = Counter(device.host for device in self._devices)
+            workers = Counter(device.host for device in self._devices)
             lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
             # A host that has lost all its workers counts as a lost node.
-            is_node = all(hosts[host] == number for host, number in lost.items())
+            is_node = all(workers[host] == count for host, count in lost.items())
             cause = Cause.NODE_LOST if is_node else Cause.WORKER_LOST
             subject = "node" if is_node else f"{lost.total()} of the workers on"
             why = f"{usable} left; lost: {subject} {', '.join(lost)}"
+        elif needed > self._capacity:
+            why = f"the cluster has {self._capacity}"
+            if any(device.kind == "cpu" for device in self._devices):
+                why += "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
         else:
             verb = "has" if usable == 1 else "have"
             why = f"{usable} {verb} a worker: the others did not come"
-            if needed > self._capacity:
-                on_cpus = any(device.kind == "cpu" for device in self._devices)
-                hint = "; a private Ray has a CPU worker for each core (placement.oversubscribe)"
-                why = f"the cluster has {self._capacity}{hint if on_cpus else ''}"
         return Skip(attempt=attempt, cause=cause, reason=f"needs {needed} devices, {why}")
