@@ -155,7 +155,7 @@ def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]
     reported: list[JobProblem] = []
     try:
         workload_class = registry.load_workload(job.workload.kind)
-        settings, name_problems = _settings_of_points(job, workload_class, removed)
+        settings, name_problems = _collect_settings(job, workload_class, removed)
     except UsageError as error:
         reported.append(JobProblem(path=("workload", "kind"), message=str(error)))
         # Assume the workload with the nearest name, to find further problems.
@@ -164,15 +164,15 @@ def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]
             settings = {name: run_setting(name) for name in RUN_SETTINGS}
             return reported + _check(job, settings, removed, is_workload_known=False)
         workload_class = registry.load_workload(nearest[0])
-        settings, name_problems = _settings_of_points(job, workload_class, removed)
+        settings, name_problems = _collect_settings(job, workload_class, removed)
     job.set_workload(settings, workload_class)
     return [*reported, *name_problems, *_check(job, settings, removed)]
 
 
-def _settings_of_points(
+def _collect_settings(
     job: Job, workload_class: type, removed: Sequence[KeyPath]
 ) -> tuple[dict[str, PointSetting], list[JobProblem]]:
-    """Return the settings that a point can have, and problems of variables and of {name}s."""
+    """Return name -> setting of the points, and problems of variables and of names in braces."""
     settings = settings_of_class(workload_class)
     env = dict.fromkeys([*job.env, *_names_in("env", removed)])
     given = {*job.varied, *env, *_names_in("matrix", removed)}
@@ -190,17 +190,20 @@ def _settings_of_points(
         except ValueError as error:
             problems.append(JobProblem(path=path, message=f"{error}, given {quote(text)}"))
             continue
-        axes = [name for name in names if name in given - declared.keys()]
-        script_axes |= {name: make_setting(name, Scalar) for name in axes}
         for name in names:
+            if name in given and name not in declared:
+                script_axes[name] = make_setting(name, Scalar)
+        for name in names:
+            message = ""
             if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
                 message = f"names {{{name}}}, but the job gives no batch size; "
-                problems.append(JobProblem(path=path, message=f"{message}put {name} into matrix"))
+                message += f"put {name} into matrix"
             elif name in BATCH_SIZES and path[0] == "env" and job.batch_search is not None:
-                message = f"names {{{name}}}, which does not go with matrix.batch_size: auto"
-                problems.append(JobProblem(path=path, message=f"{message}; list the batch sizes"))
+                message = f"names {{{name}}}, which does not go with matrix.batch_size: auto; "
+                message += "list the batch sizes"
             elif name not in declared and name not in script_axes:
                 message = f"{say_unknown('setting', name, [*declared, *script_axes])}, in braces"
+            if message:
                 problems.append(JobProblem(path=path, message=message))
     return declared | script_axes, problems
 

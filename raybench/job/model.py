@@ -617,23 +617,24 @@ def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
 def _problem(error: ErrorDetails) -> JobProblem:
     """Convert an error of pydantic; for an unknown key, propose similar keys."""
     path: KeyPath = error["loc"]
-    if error["type"] == "extra_forbidden":
-        models, inside = _MODELS, ""
-        if path[0] == CPU and len(path) > 1:
-            models, inside = _MODELS_OF_CPU, f"{CPU}."
-        model = models[key_text(path[:-1])]
-        message = say_unknown("key", path[-1], model.model_fields)
-        # The user may have put the key into the wrong section.
-        places = [
-            f"{inside}{section}.{path[-1]}"
-            for section in ("answer", "measure", "placement")
-            if path[-1] in _MODELS[section].model_fields
-        ]
-        places += [f"{inside}matrix.{path[-1]}"] * (path[-1] in RUN_SETTINGS)
-        if places:
-            message = f"unknown key {quote(path[-1])}; did you mean {' or '.join(places)}?"
-        return JobProblem(path=path, at_key=True, message=message)
-    return JobProblem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
+    if error["type"] != "extra_forbidden":
+        return JobProblem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
+    key = path[-1]
+    is_in_cpu = path[0] == CPU and len(path) > 1
+    models, prefix = (_MODELS_OF_CPU, f"{CPU}.") if is_in_cpu else (_MODELS, "")
+    model = models[key_text(path[:-1])]
+    # The user may have put the key into the wrong section.
+    sections = [
+        name for name in ("answer", "measure", "placement") if key in _MODELS[name].model_fields
+    ]
+    if key in RUN_SETTINGS:
+        sections.append("matrix")
+    if sections:
+        proposals = " or ".join(f"{prefix}{section}.{key}" for section in sections)
+        message = f"unknown key {quote(key)}; did you mean {proposals}?"
+    else:
+        message = say_unknown("key", key, model.model_fields)
+    return JobProblem(path=path, at_key=True, message=message)
 
 
 def answer_of_run(
@@ -680,10 +681,10 @@ def answer_of_run(
 
 def _declared_answer(workload_class: type, varying: Sequence[str]) -> Answer:
     """Return the first answer that the class declares over settings that vary, or a default."""
-    for answer in declared_entries(workload_class, "answers", "metric", "over"):
+    answers: list[Answer] = declared_entries(workload_class, "answers", "metric", "over")
+    for answer in answers:
         if not answer.over or not set(answer.over).isdisjoint(varying):
-            declared: Answer = answer
-            return declared
+            return answer
     return Answer(metric="speed_up", over=("world_size",))
 
 

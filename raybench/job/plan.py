@@ -272,9 +272,9 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
 
 def _why_impossible(point: Point) -> str | None:
     """Return why the devices or the shares of a point are impossible, or None."""
-    named = len(device_numbers(point.devices))
-    if named and named < point.world_size:
-        return f"devices: {point.devices} are {named}, world_size is {point.world_size}"
+    listed = len(device_numbers(point.devices))
+    if listed and listed < point.world_size:
+        return f"devices: {point.devices} are {listed}, world_size is {point.world_size}"
     return why_not_uneven(point) if point.is_uneven else None
 
 

@@ -81,7 +81,7 @@ def device_numbers(devices: str) -> tuple[int, ...]:
 
 
 def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
-    """Return the numbers of the devices that a setting `devices` selects; listed ones in order.
+    """Return the numbers of the devices that a setting `devices` selects, in the listed order.
 
     Args:
         devices: "any", numbers such as "2/0", or a part of the name of a model in any case.
@@ -100,7 +100,7 @@ def choose_devices(devices: str, models: Sequence[str]) -> list[int]:
 Strategy = Literal["pack", "spread", "rail"]
 # What a point shares with no other point at the same time.
 Isolation = Literal["cluster", "node", "device"]
-# The setting `shares` is one of these, or a number of samples for each rank, such as 96/32.
+# Values of the setting `shares`, besides the samples of each rank, such as 96/32.
 EQUAL, FAST, BY_SPEED, BY_ACCUMULATION = "equal", "fast", "by_speed", "by_speed_accumulation"
 _NAMED_SHARES = (EQUAL, FAST, BY_SPEED, BY_ACCUMULATION)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -42,7 +42,7 @@ class PointSetting:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
             violations = error.errors(include_url=False)
-            # A union gives one violation for each member. For a text, show the one of its Literal.
+            # A union gives a violation for each member. For a text, report the Literal.
             if isinstance(value, str):
                 literals = [entry for entry in violations if entry["type"] == "literal_error"]
                 violations = literals or violations
@@ -92,7 +92,7 @@ def parameters_of_class(workload_class: type) -> tuple[PointSetting, ...]:
     """
     settings = []
     with usage_errors("the class of the workload"):
-        for name, annotation, default in _declared(workload_class):
+        for name, annotation, default in _declared_parameters(workload_class):
             where = f"{workload_class.__name__}.__init__: parameter {name}"
             if name in RESERVED:
                 raise UsageError(f"{where} has a name that is raybench's own; choose another")
@@ -109,7 +109,7 @@ def parameters_of_class(workload_class: type) -> tuple[PointSetting, ...]:
     return tuple(settings)
 
 
-def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
+def _declared_parameters(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, annotation or None, default or PydanticUndefined) of each parameter."""
     where = f"{workload_class.__name__}.__init__"
     init = inspect.unwrap(workload_class.__init__)  # type: ignore[misc]
@@ -122,23 +122,14 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
             f"given ({', '.join(positional)})"
         )
     by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    named = [argument for argument in arguments if argument.kind in by_name]
-    # Leave `context` out: its type may be imported for type checkers only.
-    annotations = {
-        argument.name: argument.annotation
-        for argument in named
-        if argument.annotation is not argument.empty
-    }
+    # `context` is left out: its type may be imported for type checkers only.
+    keyword_arguments = [argument for argument in arguments if argument.kind in by_name]
     try:
-        hints = typing.get_type_hints(
-            SimpleNamespace(__annotations__=annotations),
-            globalns=getattr(init, "__globals__", {}),
-            include_extras=True,
-        )
+        hints = _type_hints(keyword_arguments, getattr(init, "__globals__", {}))
     except Exception as error:
         # An annotation is code of the user, which may raise anything.
         raise UsageError(f"{where} has a type that cannot be read: {error}") from error
-    for argument in named:
+    for argument in keyword_arguments:
         hint = hints.get(argument.name)
         if argument.kind is argument.KEYWORD_ONLY:
             has_default = argument.default is not argument.empty
@@ -152,6 +143,18 @@ def _declared(workload_class: type) -> Iterator[tuple[str, Any, Any]]:
             )
         for name, annotation in typing.get_type_hints(options, include_extras=True).items():
             yield name, annotation, FieldInfo.from_annotation(annotation).default
+
+
+def _type_hints(
+    arguments: Sequence[inspect.Parameter], module_globals: dict[str, Any]
+) -> dict[str, Any]:
+    """Return name -> type of the annotated arguments; evaluates annotations that are texts."""
+    annotations = {}
+    for argument in arguments:
+        if argument.annotation is not argument.empty:
+            annotations[argument.name] = argument.annotation
+    holder = SimpleNamespace(__annotations__=annotations)
+    return typing.get_type_hints(holder, globalns=module_globals, include_extras=True)
 
 
 def make_setting(

@@ -155,7 +155,8 @@ class Interrupts:
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
-        is_held = math.inf in self._holds_s or (bool(self._holds_s) and self._stop_signals < 2)
+        # A second signal ends a hold, unless the hold has no time limit.
+        is_held = bool(self._holds_s) and (self._stop_signals < 2 or math.inf in self._holds_s)
         has_new_signal = self._stop_signals > self._raised
         # A second KeyboardInterrupt is only for guests; otherwise the watcher ends the process.
         may_raise = self._is_guest or not self._raised
@@ -171,17 +172,19 @@ class Interrupts:
                 numbers = self._reader.recv(64)
             except BlockingIOError:
                 return
-            for number in (n for n in numbers if n in (signal.SIGINT, signal.SIGTERM)):
+            for number in numbers:
+                if number not in (signal.SIGINT, signal.SIGTERM):
+                    continue
                 is_first = self._signals == 0
                 self._signals += 1
                 self._got_sigterm = self._got_sigterm or number == signal.SIGTERM
                 if is_first and self._points_run and number == signal.SIGINT:
-                    continue
+                    continue  # the points in flight may finish
                 self._stop_signals += 1
-                patience_s = _CLOSE_AGAIN_S if self._raised else _NOTICE_S
+                limit_s = _CLOSE_AGAIN_S if self._raised else _NOTICE_S
                 if self._stop_signals == 1:
-                    patience_s = max([patience_s, *self._holds_s])
-                self._deadline_s = min(self._deadline_s, time.monotonic() + patience_s)
+                    limit_s = max([limit_s, *self._holds_s])
+                self._deadline_s = min(self._deadline_s, time.monotonic() + limit_s)
 
     def _watch(self) -> None:
         has_told = False

@@ -31,8 +31,7 @@ from raybench.sweep.scheduler import Assign, Schedule, Skip
 _REFRESH_S = 1.0
 # Upper bound of the records that are written at once: more would delay the first record.
 _MOST_AT_ONCE = 64
-# A device that was idle for longer needs heating again. The pause between two rounds is shorter:
-# replacing the processes of two H200s takes 4.5 s.
+# A device that was idle for longer needs heating again. The pause between rounds takes 4.5 s.
 _STAYS_HOT_S = 10.0
 
 
@@ -44,7 +43,7 @@ class SweepSettings:
     measure: Measure
     # Default placement; a point may override it.
     strategy: Strategy
-    # Skip all waiting points after the first failure; out of memory in a batch search is none.
+    # Skip all waiting points after the first failure. In a batch search, out of memory is none.
     stop_on_error: bool
     isolation: Isolation = "cluster"
     # Ids of the points to profile.
@@ -85,7 +84,7 @@ class PointRetried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointAdded:
-    """A point was added to a round; the plan may have the point already."""
+    """A point was added to a round."""
 
     index: int
     point: Point
@@ -106,7 +105,7 @@ class RoundStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointHangs:
-    """A rank of a running point hangs; the point is not stopped."""
+    """A rank of a running point hangs."""
 
     index: int
     point: Point
@@ -114,7 +113,7 @@ class PointHangs:
 
 
 Event = PointStarted | PointHangs | PointFinished | PointRetried | PointAdded | RoundStarted
-# Receives (index of the attempt, its record) of attempts that ended together.
+# Receives (index of the attempt, its record) of several attempts.
 Write = Callable[[Sequence[tuple[int, Record]]], None]
 
 
@@ -186,7 +185,7 @@ class _Loop:
         self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
-        # Do not refresh the cluster when all points have ended: the cluster may be gone.
+        # When all points have ended, the cluster may be gone: do not refresh it.
         while self._in_flight.running or not (self.stopping() or self._has_ended):
             if not self._in_flight.running and self._schedule.is_done:
                 yield from self._next_round()
@@ -214,18 +213,10 @@ class _Loop:
             self.write(batch)
 
     def _next_round(self) -> Iterator[Event]:
-        """Begin the next round of the plan or the source, or end the sweep."""
+        """Begin the next round, or end the sweep."""
         self._round += 1
         if self._round > self.rounds.count:
-            # All rounds of the plan have ended.
-            is_stopped = self._schedule.is_stopped
-            points = () if is_stopped else self.source.further_round(self._round)
-            if not points:
-                self._has_ended = True
-                return
-            self._next_index = max(self._next_index, self.rounds.first_free_index)
-            yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
-            yield from self._add(points, self._round)
+            yield from self._further_round()
             return
         attempts = self._trials_left(self._round)
         if self.rounds.count > 1:
@@ -242,6 +233,18 @@ class _Loop:
         for attempt in attempts:
             self._schedule.add(attempt)
 
+    def _further_round(self) -> Iterator[Event]:
+        """Begin a round with points of the source, or end the sweep if there are none."""
+        points: Sequence[Point] = ()
+        if not self._schedule.is_stopped:
+            points = self.source.further_round(self._round)
+        if not points:
+            self._has_ended = True
+            return
+        self._next_index = max(self._next_index, self.rounds.first_free_index)
+        yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
+        yield from self._add(points, self._round)
+
     def _trials_left(self, number: int) -> list[Attempt]:
         if self._schedule.is_stopped:
             return []
@@ -256,7 +259,7 @@ class _Loop:
         )
 
     def _decide(self) -> Iterator[Event]:
-        """Start the attempts that can begin now, and write the records of skipped attempts."""
+        """Start the attempts that can begin now, and write skipped attempts."""
         while not self.stopping() and (decision := self._schedule.next()) is not None:
             point_id = decision.attempt.point.point_id
             self._attempts[point_id] += 1
@@ -275,7 +278,7 @@ class _Loop:
         measure = self.source.measure_of(point)
         if measure is None:
             measure = settings.measure
-            # One breakdown of each point is enough, and the first round has made it.
+            # The first round has made the breakdown.
             if attempt.round > 1 or attempt.control_of:
                 measure = measure.model_copy(update={"breakdown": False})
         if measure.heat_s and self._are_hot(devices):
@@ -292,7 +295,7 @@ class _Loop:
         self._in_flight.submit(attempt, task, decision.worker_ids, devices)
 
     def _are_hot(self, devices: Sequence[Device]) -> bool:
-        """Return whether each device has ended an ok point in the last 10 s."""
+        """Return whether each device has ended an ok point less than 10 s ago."""
         earliest_s = time.monotonic() - _STAYS_HOT_S
         ends_s = [self._busy_until_s.get(device.lasting_name, -math.inf) for device in devices]
         return min(ends_s) > earliest_s
@@ -321,7 +324,7 @@ class _Loop:
             if self.settings.stop_on_error and record.status.is_failure and not is_expected:
                 self._schedule.stop(attempt.point.point_id)
             yield PointFinished(index=attempt.index, record=record)
-            # Add points even if the sweep is stopping, so that a resumed run knows them.
+            # A stopping sweep adds points too, so that a resumed run knows them.
             if attempt.round == 1 and not attempt.control_of:
                 yield from self._add(self.source.follow_ups(record), attempt.round)
 
@@ -399,8 +402,7 @@ class InFlight:
             timeout_s: return an empty list after this time; None waits for ever.
 
         Raises:
-            BaseException: `Cluster.run` has raised; the attempt stays in `running`. Attempts that
-                ended before are returned first.
+            BaseException: `Cluster.run` raised; attempts that ended before are returned first.
         """
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):

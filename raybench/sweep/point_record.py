@@ -20,7 +20,7 @@ from raybench.records.status import Cause, Status
 from raybench.results.metrics import crowding
 from raybench.sweep.rounds import Attempt
 
-# Upper bound of a sane clock, 104 days: the largest duration that is exact as a double.
+# Upper bound of durations: 104 days, which are still exact as a double.
 _MOST_NS = 2**53
 # Number of output lines of a failed rank that its record has.
 _LAST_LINES = 10

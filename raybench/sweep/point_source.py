@@ -18,7 +18,7 @@ class PointSource:
     """Adds points to a running sweep; called in the main thread. The base class adds none."""
 
     def rounds(self, cluster: Cluster) -> Rounds | None:
-        """Return new rounds for the run, or None to keep them; called after the workers start."""
+        """Return new rounds for the run, or None; called when the workers have started."""
         return None
 
     def measure_of(self, point: Point) -> Measure | None:
@@ -29,11 +29,11 @@ class PointSource:
         """Receive the record of an attempt that has ended or was skipped."""
 
     def follow_ups(self, record: Record) -> Sequence[Point]:
-        """Return the points to add to round 1 after a point of round 1 has ended."""
+        """Return the points to add after a point of round 1 has ended."""
         return ()
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round after all rounds; without points the run ends."""
+        """Return the points of one more round; without points the run ends."""
         return ()
 
     def last_lines(self) -> Iterable[str]:
@@ -42,7 +42,7 @@ class PointSource:
 
 
 class BatchSearches(PointSource):
-    """The batch searches of all series of a plan; adds nothing to a plan without a search."""
+    """The batch searches of a plan; adds nothing to a plan without a search."""
 
     def __init__(self, rounds: Rounds) -> None:
         self._plan = rounds.plan

@@ -30,12 +30,12 @@ class Attempt:
     # Position among all trials of the run; in a batch search, unique only within a round.
     index: int
     point: Point
-    # From 1, over all rounds and sweeps of the point; set when the attempt starts.
+    # Counts all attempts at the point, from 1; set when the attempt starts.
     number: int
-    # From 1, over the attempts of this sweep at the trial.
+    # Counts the attempts of this sweep at the trial, from 1.
     tries: int = 1
     round: int = 1
-    # The world_size of the block that this control ends; 0 if it is no control.
+    # The world_size of the block that this control ends; 0 for other attempts.
     control_of: int = 0
 
     @property
@@ -45,7 +45,7 @@ class Attempt:
 
     @property
     def block(self) -> int:
-        """The world_size of the block, also for the control that ends the block."""
+        """The world_size of the block."""
         return self.control_of or self.point.world_size
 
 
@@ -76,7 +76,7 @@ class Rounds:
     kept: Mapping[TrialKey, Status] = field(default_factory=dict)
     # point_id -> number of attempts in earlier sweeps.
     attempts_before: Mapping[str, int] = field(default_factory=dict)
-    # Ids of the points that may run; None allows all.
+    # Ids of points that may run; None allows all.
     chosen: Collection[str] | None = None
 
     @property
@@ -86,7 +86,7 @@ class Rounds:
 
     @property
     def todo(self) -> tuple[TrialKey, ...]:
-        """The trials that the sweep has to run, in order; a batch search may add more."""
+        """The trials to run, in order; a batch search may add more."""
         todo: list[TrialKey] = []
         for number in range(1, self.count + 1):
             todo += (attempt.key for attempt in self.remaining(number, self.kept))
@@ -100,7 +100,7 @@ class Rounds:
         return replace(self.plan, points=points)
 
     def remaining(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Attempt]:
-        """Return the `attempts` of a round without kept trials and points that may not run."""
+        """Return the `attempts` of a round that have to run."""
         remaining = []
         for attempt in self.attempts(number, ended):
             may_run = self.chosen is None or attempt.point.point_id in self.chosen
@@ -116,31 +116,34 @@ class Rounds:
         Skipped points count as failed; lost points do not.
 
         Args:
-            number: number of the round, from 1.
-            ended: statuses of the trials of earlier rounds; other trials are ignored.
+            number: the round, from 1.
+            ended: statuses of the trials of earlier rounds.
         """
         points = self._points_of(number, ended)
         # Points that a batch search has added come after the points of the plan.
         positions = {point.point_id: index for index, point in enumerate(self.plan.points)}
         for point in points:
             positions.setdefault(point.point_id, len(positions))
-        first = (number - 1) * self._trials_per_round
-        attempts = [
-            Attempt(index=first + positions[point.point_id], point=point, number=1, round=number)
-            for point in points
-        ]
+        first_index = (number - 1) * self._trials_per_round
+        attempts = []
+        for point in points:
+            index = first_index + positions[point.point_id]
+            attempts.append(Attempt(index=index, point=point, number=1, round=number))
         if self.count == 1:
             return tuple(smaller_batches_first(attempts))
 
         control = self._control_point(number, points)
+        # The indices of controls follow the indices of points.
+        index = first_index + len(positions)
         ordered = []
-        for index, block in enumerate(self._blocks(number, attempts), first + len(positions)):
+        for block in self._blocks(number, attempts):
             ordered += block
             if control is not None:
                 size = block[0].point.world_size
                 ordered.append(
                     Attempt(index=index, point=control, number=1, round=number, control_of=size)
                 )
+                index += 1
         return tuple(ordered)
 
     @property

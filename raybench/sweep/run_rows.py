@@ -39,7 +39,7 @@ class RunRows:
         # Keys of the devices that have a row.
         self._device_keys = set(start.devices)
         self._run = start.run
-        # The wall clock may be set back during the run, so keep the monotonic time too.
+        # The wall clock may be set back, so keep the monotonic time too.
         self._start_times = datetime.now(UTC), time.monotonic()
         self._point_ids = {point.point_id for point in start.rounds.plan.points}
         self._has_told_kept = False
@@ -64,7 +64,7 @@ class RunRows:
             if key not in self._device_keys:
                 new_devices[key] = device
         if not self._device_keys:
-            # Not `new_devices`, because CPU workers of two nodes of a host may share a key.
+            # Not `new_devices`, because CPU workers may share a key: see `device_key`.
             self.store.write_devices(devices)
         elif new_devices:
             name = f"devices-{len(self._device_keys)}"
@@ -78,8 +78,7 @@ class RunRows:
             batch: (index of the attempt, its record).
 
         Raises:
-            ClusterError: see `keep_devices`; the records are written first.
-            ResultsError: the folder cannot be written.
+            ClusterError, ResultsError: see `keep_devices`.
         """
         kept = self.store.write_records(batch)
         self._ended.update((record.key, record.status) for record in kept)
@@ -178,6 +177,7 @@ def finish_without_trials(start: RunState, root: Path, measure: Measure) -> Run:
     run = _with_outcome(tagged, start.rounds.plan, start.ended)
     store = RunStore(root=root, run_id=run.run_id, measure=measure)
     if start.was_cut_short and _has_ended(start, stored, start.ended):
+        # The last sweep was cut short after its last trial.
         run = replace(run, finished_at=stored.finished_at or datetime.now(UTC))
         _write_end(store, run)
     elif tagged != stored:

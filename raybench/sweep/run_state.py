@@ -57,8 +57,8 @@ DeviceKey = tuple[str, str, int]
 
 def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
     """Return a key of the device that is the same in all sweeps of a run."""
-    # The UUID of a CPU worker changes with its process. Workers of two nodes of a host may share a
-    # key.
+    # The UUID of a CPU worker changes with its process. Without it, workers of two nodes on one host
+    # may share a key.
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
 
@@ -192,7 +192,7 @@ def check_code(run: Run, code: Code) -> None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Return the plan of the job with the points that batch searches have added to the run.
+    """Return the plan with the points that batch searches have added to the run.
 
     Raises:
         ResultsError: the rows of the run cannot be read.
@@ -242,7 +242,7 @@ def resume_run(
     # pause counts as 0, because another host may still work on the run.
     ended_at = run.finished_at or datetime.now(UTC)
     pause_s = max(0.0, (datetime.now(UTC) - ended_at).total_seconds())
-    # Without the filter of the first sweep, a resumed run has more points.
+    # Without the filter of an earlier sweep, the run has more points.
     point_ids = {key.point_id for key in latest} | set(rounds.chosen or ())
     return RunState(
         run=replace(
@@ -265,11 +265,11 @@ def resume_run(
 
 
 def nothing_left_message(start: RunState) -> str:
-    """Return the message for a run that is complete."""
+    """Return the message for a run without trials to do."""
     text = f"run {start.run.run_id}: nothing to do"
     ok_trials = {key: status for key, status in start.rounds.kept.items() if status is Status.OK}
-    with_failed = replace(start.rounds, kept=ok_trials)
-    if with_failed.todo:
+    with_failed_trials = replace(start.rounds, kept=ok_trials)
+    if with_failed_trials.todo:
         text += "; the points that failed: --retry-failed"
     return text
 

@@ -46,8 +46,8 @@ def run_sweep(
 ) -> Run:
     """Run what is left of a run on a cluster, and return the run as it ended.
 
-    Handles signals and may end the process (`Interrupts`), so only guests may call it outside of
-    the main thread.
+    Handles signals and may end the process: see `Interrupts`. Only with `where.is_guest` may other
+    threads than the main thread call it.
 
     Args:
         start: must have trials to do, unless there is a source. A resumed run must be held.
@@ -100,14 +100,14 @@ def run_sweep(
         only_devices = where.only.names if where.only else ()
         run = replace(start.run, cluster=cluster.description, only_devices=only_devices)
         start = replace(start, run=run)
-        if not start.is_resumed:
-            stack.enter_context(hold_run(where.output, run.run_id))
-            store = RunStore.create(where.output, run, job.measure, start.code)
-        else:
+        if start.is_resumed:
             store = RunStore(
                 root=where.output, run_id=run.run_id, measure=job.measure, code=start.code
             )
             store.write_run(run)
+        else:
+            stack.enter_context(hold_run(where.output, run.run_id))
+            store = RunStore.create(where.output, run, job.measure, start.code)
         settings = _settings(job, start, where, source)
         rows = RunRows(start, store, listener)
         return record_run(settings, cluster, workers, rows, interrupts, source)
@@ -147,7 +147,7 @@ def _settings(
 ) -> SweepSettings:
     # With fresh workers, each process runs only one point and one precision.
     precisions = () if job.measure.fresh_workers else start.rounds.plan.precisions
-    # The strategy matters only if all points share it: otherwise each device gets a worker.
+    # If strategies differ, each device gets a worker, and the default does not matter.
     strategies = [point.strategy for point in start.rounds.plan_left.points]
     return SweepSettings(
         measure=job.measure,
@@ -170,14 +170,12 @@ def record_run(
 ) -> Run:
     """Start the workers, run the remaining trials, write how the run ended, and return the run.
 
-    After an error the run is written as `failed` if possible. The caller closes the cluster.
+    The caller closes the cluster. For errors see `run_sweep`.
 
     Args:
         cluster: must not be started yet.
         rows: the row of the run must be written.
-        interrupts: must be entered; a signal ends the run early.
-
-    Raises: see `run_sweep`.
+        interrupts: must be entered.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
@@ -214,7 +212,7 @@ def record_run(
         raise
     except BaseException:
         rows.tell_kept("stopped")
-        # Raise the first error, even if a full disk rejects this row too.
+        # Raise the first error even if this row cannot be written either.
         with suppress(ResultsError):
             rows.close(RunStatus.FAILED)
         raise

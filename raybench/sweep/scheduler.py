@@ -103,7 +103,7 @@ class Schedule:
     ) -> None:
         """Set the state of the cluster from the properties of `Cluster`."""
         self._capacity, self.pending = capacity, pending
-        # Comparing is fast, because most devices are the same objects as before.
+        # Comparing is fast, because most devices are the same objects.
         if devices == self._devices and lost == self._lost:
             return
         self._devices, self._lost = devices, lost
@@ -198,7 +198,7 @@ class Schedule:
         cause = Cause.TOO_FEW_DEVICES
         alive = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
         if choice != ANY and needed <= len(alive):
-            # The point asks for a model or numbers that too few devices have.
+            # Too few devices have the model or the numbers of the point.
             models = Counter(device.name for device in alive)
             listed = ", ".join(f"{count} x {model}" for model, count in models.items())
             why = f"{usable} {'is' if usable == 1 else 'are'} {choice}; the cluster has {listed}"
