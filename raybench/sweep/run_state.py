@@ -57,7 +57,7 @@ DeviceKey = tuple[str, str, int]
 
 def device_key(kind: str, uuid: str, host: str, index: int) -> DeviceKey:
     """Return a key of the device that is the same in all sweeps of a run."""
-    # The UUID of a CPU worker changes with its process. Without it, workers of two nodes on one host
+    # The UUID of a CPU worker changes with its process. Without it, workers of two nodes of a host
     # may share a key.
     return (kind, uuid, 0) if kind == "cuda" else (kind, host, index)
 
