@@ -211,7 +211,7 @@ _FEWEST_SAMPLES = 5
 _LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
 
 
-def _measure(value: object) -> object:
+def _mapping_or_quick(value: object) -> object:
     """Return the section as given; the error for a wrong type mentions `quick`."""
     if not isinstance(value, dict | Measure):
         raise ValueError("must be a mapping or quick")
@@ -324,7 +324,7 @@ class Measure(JobSection):
 
 
 MeasureOrQuick = Annotated[
-    Measure, BeforeValidator(_measure, json_schema_input_type=Literal["quick"] | Measure)
+    Measure, BeforeValidator(_mapping_or_quick, json_schema_input_type=Literal["quick"] | Measure)
 ]
 
 

@@ -205,20 +205,21 @@ class YamlSource:
         if not isinstance(node, MappingNode):
             return self._read_scalar(node, path, yaml)
         mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, ScalarNode) or key_node.anchor is not None:
-                self._note(path, "a key must be a plain word", _position(key_node))
+        for name_node, value_node in node.value:
+            name_at = _position(name_node)
+            if not isinstance(name_node, ScalarNode) or name_node.anchor is not None:
+                self._note(path, "a key must be a plain word", name_at)
                 continue
-            key = _encodable(key_node.value)
+            key = _encodable(name_node.value)
             value_path = (*path, key)
             if key in mapping:
                 (line, _), _ = self._places[value_path]
                 message = f"duplicate key, first given on line {line}; keep one of them"
-                self._note(value_path, message, _position(key_node))
+                self._note(value_path, message, name_at)
             if key == "<<":
                 message = "merge keys are not supported; write the values out"
-                self._note(value_path, message, _position(key_node))
-            mapping[key] = self._read(value_node, value_path, yaml, key_node)
+                self._note(value_path, message, name_at)
+            mapping[key] = self._read(value_node, value_path, yaml, name_node)
         return mapping
 
     def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
@@ -366,6 +367,7 @@ def _apply_cpu(source: YamlSource) -> None:
             source.data[name], source.replaced[path] = replacement, (CPU, name)
             continue
         if path not in source._places:
+            # Only the section `cpu` of the file has this section.
             source.replaced[path] = (CPU, name)
         source.data[name] = {**present, **replacement}
         if name == "measure" and "seconds" in replacement and "iterations" not in replacement:
