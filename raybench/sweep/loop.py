@@ -93,7 +93,7 @@ class PointAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStarted:
-    """A round begins; only for plans with several rounds."""
+    """A round begins. A plan of a single round has no such event."""
 
     round: int
     rounds: int

@@ -172,7 +172,7 @@ class Rounds:
         blocks = [block for block in by_size.values() if block]
         if self.seed is not None:
             generator = random.Random(f"{self.seed}/{number}")
-            for block in by_size.values():
+            for block in blocks:
                 generator.shuffle(block)
             if number % 2 == 0:
                 blocks.reverse()
