@@ -32,22 +32,21 @@ class SideError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkout:
-    """Where and with what a side is measured."""
+    """Folder, job, interpreter and environment of the sweeps of a side."""
 
-    # The folder in which the sweep runs.
+    # Current folder of the sweep.
     folder: Path
     job: Path
     python: str
-    # The whole environment of the sweep.
+    # All environment variables of the sweep.
     env: Mapping[str, str]
 
 
 def resolve_revisions(gate: Gate, output: Path) -> Gate:
-    """Return the gate with the commits of its revisions; WORKTREE becomes a commit of its own.
+    """Return the gate with the commits of its revisions; for WORKTREE, make a commit.
 
     Args:
-        gate: the gate.
-        output: the results folder, which is left out of that commit.
+        output: the results folder, which this commit leaves out.
 
     Raises:
         UsageError: a revision does not exist, or the current folder is in no git repository.
@@ -59,28 +58,28 @@ def resolve_revisions(gate: Gate, output: Path) -> Gate:
             try:
                 commits[side] = _commit_of_files(gate.cwd, output.absolute())
             except subprocess.CalledProcessError as error:
-                raise UsageError(f"--{side} {WORKTREE}: {_last_line(error.stderr)}") from None
+                raise UsageError(f"--{side} {WORKTREE}: {last_line(error.stderr)}") from None
         elif revision:
             name = f"{revision}^{{commit}}"
             try:
                 commits[side] = _git(gate.cwd, "rev-parse", "--verify", "--quiet", name)
             except subprocess.CalledProcessError:
-                _top_of(gate.cwd)
+                _top_of(gate.cwd)  # raises UsageError outside of a repository
                 raise UsageError(f"--{side} {revision}: git knows no such revision") from None
     return replace(gate, commits=commits)
 
 
 def _commit_of_files(cwd: Path, output: Path) -> str:
-    """Commit the current files, ignored files apart, to no branch; the index stays as it is."""
+    """Commit the current files, except ignored files, without changing a branch or the index."""
     top = _top_of(cwd)
     with tempfile.TemporaryDirectory() as folder:
         index = Path(_git(top, "rev-parse", "--path-format=absolute", "--git-path", "index"))
         env = _IDENTITY | {"GIT_INDEX_FILE": str(Path(folder, "index"))}
         if index.exists():
-            # Git need not read files again that the index knows.
+            # With a copy of the index, git reads only the files that changed.
             shutil.copy2(index, Path(folder, "index"))
-        but = [f":(exclude){output.relative_to(top)}"] if output.is_relative_to(top) else []
-        _git(top, "add", "--all", "--", ".", *but, env=env)
+        excluded = [f":(exclude){output.relative_to(top)}"] if output.is_relative_to(top) else []
+        _git(top, "add", "--all", "--", ".", *excluded, env=env)
         tree = _git(top, "write-tree", env=env)
         message = "raybench ab: files that are not committed"
         return _git(top, "commit-tree", tree, "-p", "HEAD", "-m", message, env=env)
@@ -96,12 +95,7 @@ def _top_of(cwd: Path) -> Path:
 
 
 def _git(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
-    """Run git in a folder, and return what it prints.
-
-    Raises:
-        CalledProcessError: git fails.
-        UsageError: there is no git.
-    """
+    """Run git in a folder and return its output; raise CalledProcessError if git fails."""
     try:
         done = subprocess.run(
             ["git", *words],
@@ -119,10 +113,10 @@ def _git(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> str
 def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
     """Make the worktree of a side and run the set-up command, unless both were done before.
 
+    A side without a revision needs no worktree.
+
     Args:
-        gate: with its commits.
-        side: the side.
-        folder: of the gate.
+        folder: the folder of the gate.
 
     Raises:
         SideError: git or the set-up command fails.
@@ -143,13 +137,13 @@ def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
     env = env | {"PYTHONPATH": os.pathsep.join(paths)}
     ready = folder / f"{side}.ready"
     if not (ready.exists() and inside.is_dir()):
-        # An interrupt may have left half of a worktree, or of a build.
+        # Start anew: an interrupt may have left half of a worktree, or of a build.
         _remove_worktree(gate, side, folder)
         try:
             _git(gate.cwd, "worktree", "prune")
             _git(gate.cwd, "worktree", "add", "--detach", str(worktree), commit)
         except subprocess.CalledProcessError as error:
-            raise SideError(side, f"git worktree: {_last_line(error.stderr)}") from error
+            raise SideError(side, f"git worktree: {last_line(error.stderr)}") from error
         if not inside.is_dir():
             where = inside.relative_to(worktree)
             raise SideError(side, f"{version.revision} has no folder {where}")
@@ -172,24 +166,25 @@ def _set_up(command: str, side: Side, folder: Path, env: Mapping[str, str], log:
             ["sh", "-c", command], cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT
         )
     if done.returncode:
-        said = _last_line(log.read_text(errors="replace"))
-        raise SideError(side, f"--setup ended with exit code {done.returncode}: {said}; see {log}")
+        error = last_line(log.read_text(errors="replace"))
+        raise SideError(side, f"--setup ended with exit code {done.returncode}: {error}; see {log}")
 
 
 def _python_of(python: str, folder: Path, cwd: Path) -> str:
-    """Return the path of an interpreter; a relative path is looked for in both folders."""
+    """Return the path of an interpreter; a relative path is tried in both folders."""
     if not python:
         return sys.executable
     if os.sep not in python:
         return shutil.which(python) or python
     for base in (folder, cwd):
-        # A link is kept: the interpreter of a virtual environment is one.
+        # Keep a link: resolved, it would lead out of the virtual environment.
         if (base / python).exists():
             return str(base / python)
     return python
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """Return the last line that is not blank, such as the error of a program."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no message"
 
@@ -201,7 +196,7 @@ def remove_worktrees(gate: Gate, folder: Path) -> None:
 
 
 def _remove_worktree(gate: Gate, side: Side, folder: Path) -> None:
-    """Remove the worktree of a side, if there is one; what git cannot remove is deleted."""
+    """Remove the worktree of a side, if any, even if git refuses to."""
     (folder / f"{side}.ready").unlink(missing_ok=True)
     worktree = folder / "worktrees" / side
     words = ["git", "worktree", "remove", "--force", str(worktree)]
@@ -210,7 +205,7 @@ def _remove_worktree(gate: Gate, side: Side, folder: Path) -> None:
 
 
 def files_from_elsewhere(checkout: Checkout, hashes: Mapping[str, str]) -> list[str]:
-    """Return the files of a workload that the sweep did not import from its worktree.
+    """Return the files of a workload that the sweep imported from outside of its worktree.
 
     Args:
         hashes: SHA-256 of each file by its name, such as `package/module.py`.
@@ -220,7 +215,9 @@ def files_from_elsewhere(checkout: Checkout, hashes: Mapping[str, str]) -> list[
     for name, digest in hashes.items():
         listed = _git(top, "ls-files", "-z", "--", f":(glob)**/{name}")
         files = [top / path for path in listed.split("\0") if path]
-        there = {hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
-        if there and digest not in there:
+        digests = {
+            hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
+        }
+        if digests and digest not in digests:
             elsewhere.append(name)
     return elsewhere

@@ -28,16 +28,16 @@ from scipy.special import digamma, polygamma, stdtrit
 LOOKS = (3, 4, 5, 6, 8, 10, 12)
 # Fresh pairs in which a slower point must be slower again.
 CONFIRMING_PAIRS = 3
-# Share of jobs in which a look shows an interval that misses the truth, at any of the points.
+# Share of jobs in which any interval of any point, at any look, misses the true change.
 ERROR = 0.1
-# Lower bound of the scatter, for pairs that agree to the last digit.
+# Lower bound of the standard deviation, for pairs that agree to the last digit.
 _LEAST_SD = 1e-6
-# Degrees of freedom that the other points can add to the variance of a point.
-_BORROWED = np.linspace(4.0, 0.2, 100)
-# Variance of the logarithm of a variance, by its degrees of freedom.
+# Degrees of freedom that the other points may add to the variance of a point.
+_PRIOR_DEGREES = np.linspace(4.0, 0.2, 100)
+# Variance of the logarithm of a sample variance, indexed by its degrees of freedom.
 _TRIGAMMA = polygamma(1, np.maximum(np.arange(LOOKS[-1] + CONFIRMING_PAIRS), 1) / 2)
-# Share of slowdowns of size `detectable` that each of the two tests finds.
-_FOUND = 0.95
+# Power: the share of slowdowns of size `detectable` that each of the two tests finds.
+_POWER = 0.95
 
 Floats = NDArray[np.float64]
 
@@ -49,9 +49,9 @@ class Decision(IntEnum):
     SLOWER = 1
     FASTER = 2
     SAME = 3
-    # Neither of them after the last look.
+    # Still open after the last look.
     UNDECIDED = 4
-    # Slower at a look, but not in the fresh pairs.
+    # Slower at a look, but not in the fresh pairs after it.
     UNCONFIRMED = 5
 
 
@@ -61,7 +61,7 @@ class Decisions:
 
     # Values of `Decision`.
     decision: NDArray[np.int64]
-    # Number of pairs that were used.
+    # Number of pairs until the decision.
     pairs: NDArray[np.int64]
     # Relative change of the rate and its interval; NaN where there are too few pairs.
     change: Floats
@@ -82,9 +82,10 @@ def decide(log_ratios: Floats, threshold: float = 0.015) -> Decisions:
     """
     used = np.full_like(log_ratios, math.nan)
     decision = np.full(log_ratios.shape[:-1], Decision.GO_ON.value)
-    # Number of pairs at the last look, and at the look that found the point slower; 0 for none.
-    looked, suspected = np.zeros_like(decision), np.zeros_like(decision)
-    # Sum of the logarithms at that look.
+    # Number of pairs at the last look; 0 before the first look.
+    looked = np.zeros_like(decision)
+    # Number of pairs, and sum of the log ratios, when a look found the point slower; 0 if none did.
+    suspected = np.zeros_like(decision)
     suspected_sum = np.zeros(decision.shape)
     for pair in range(log_ratios.shape[-1]):
         is_open = decision == Decision.GO_ON
@@ -92,8 +93,8 @@ def decide(log_ratios: Floats, threshold: float = 0.015) -> Decisions:
         is_measured = ~np.isnan(used[..., pair])
         estimate = _estimate(used[..., : pair + 1])
 
-        fresh = (estimate.sum - suspected_sum) / CONFIRMING_PAIRS
-        is_confirmed = np.expm1(fresh) <= -threshold
+        fresh_mean = (estimate.sum - suspected_sum) / CONFIRMING_PAIRS
+        is_confirmed = np.expm1(fresh_mean) <= -threshold
         is_due = is_measured & (suspected > 0) & (estimate.pairs == suspected + CONFIRMING_PAIRS)
         decision[is_due & is_confirmed] = Decision.SLOWER
         decision[is_due & ~is_confirmed] = Decision.UNCONFIRMED
@@ -134,7 +135,7 @@ class _Estimate:
         """Return low, middle and high of the relative change.
 
         Args:
-            looked: number of pairs at the look of each point, which says how much error it has.
+            looked: number of pairs at the last look of each point; sets the confidence level.
         """
         pairs = np.maximum(self.pairs, 1)
         mean = np.where(self.pairs > 0, self.sum / pairs, math.nan)
@@ -144,28 +145,28 @@ class _Estimate:
     def detectable(self, threshold: float) -> Floats:
         """Return the slowdown that the last look and the fresh pairs find in 95 % of cases."""
         last = np.full_like(self.pairs, LOOKS[-1])
-        chance = stdtrit(self.degrees, _FOUND)
-        at_last_look = (self._quantile(last) + chance) * np.sqrt(self.variance / LOOKS[-1])
-        in_fresh_pairs = -math.log1p(-threshold) + chance * np.sqrt(
+        margin = stdtrit(self.degrees, _POWER)
+        at_last_look = (self._quantile(last) + margin) * np.sqrt(self.variance / LOOKS[-1])
+        in_fresh_pairs = -math.log1p(-threshold) + margin * np.sqrt(
             self.variance / CONFIRMING_PAIRS
         )
         share = -np.expm1(-np.maximum(at_last_look, in_fresh_pairs))
         return np.where(self.pairs > 1, share, math.nan)
 
     def _quantile(self, looked: NDArray[np.int64]) -> Floats:
-        """Return the quantile of Student's t for the error that each point spends at its look."""
+        """Return the quantile of Student's t for the error that a point spends at this look."""
         points = max(self.pairs.shape[-1], 1)
         spent = np.zeros(LOOKS[-1] + 1)
-        before = 0.0
+        share_before = 0.0
         for look in LOOKS:
-            total = math.log1p((math.e - 1) * look / LOOKS[-1])
-            spent[look] = ERROR / points * (total - before)
-            before = total
+            share = math.log1p((math.e - 1) * look / LOOKS[-1])
+            spent[look] = ERROR / points * (share - share_before)
+            share_before = share
         return np.asarray(stdtrit(self.degrees, 1 - spent[looked] / 2))
 
 
 def _estimate(log_ratios: Floats) -> _Estimate:
-    """Return the estimate of each point from the pairs so far, [..., points, pairs]."""
+    """Estimate mean and variance of each point from its log ratios, [..., points, pairs]."""
     is_measured = ~np.isnan(log_ratios)
     pairs = is_measured.sum(axis=-1)
     values = np.where(is_measured, log_ratios, 0.0)
@@ -174,16 +175,17 @@ def _estimate(log_ratios: Floats) -> _Estimate:
     deviations = np.where(is_measured, values - mean[..., None], 0.0)
     squares = (deviations**2).sum(axis=-1)
     degrees = np.maximum(pairs - 1, 0)
-    prior, borrowed = _prior(squares, degrees)
+    prior_variance, prior_degrees = _prior(squares, degrees)
+    all_degrees = degrees + prior_degrees
     with np.errstate(invalid="ignore"):
-        variance = (squares + borrowed * prior) / (degrees + borrowed)
-    return _Estimate(pairs=pairs, sum=total, variance=variance, degrees=degrees + borrowed)
+        variance = (squares + prior_degrees * prior_variance) / all_degrees
+    return _Estimate(pairs=pairs, sum=total, variance=variance, degrees=all_degrees)
 
 
 def _prior(squares: Floats, degrees: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return the variance of the other points of each point, and its degrees of freedom.
+    """Return the prior variance of each point, from all other points, and its degrees of freedom.
 
-    Section 6.2 of Smyth; the mean of logarithms keeps a single noisy point from ruling all others.
+    Section 6.2 of Smyth. Logarithms are averaged, so that a single noisy point does not dominate.
     """
     is_known = degrees > 0
     degrees = np.maximum(degrees, 1)
@@ -191,11 +193,12 @@ def _prior(squares: Floats, degrees: NDArray[np.int64]) -> tuple[Floats, Floats]
     logs = np.where(is_known, logs - digamma(degrees / 2) + np.log(degrees / 2), 0.0)
     known = is_known.sum(axis=-1, keepdims=True)
     total = logs.sum(axis=-1, keepdims=True)
-    prior = np.exp((total - logs) / np.maximum(known - is_known, 1))
-    # The more the variances differ beyond chance, the less they tell of each other.
+    prior_variance = np.exp((total - logs) / np.maximum(known - is_known, 1))
+    # If the variances of the points differ by more than chance, the prior gets fewer degrees.
     mean = total / np.maximum(known, 1)
     spread = np.where(is_known, (logs - mean) ** 2, 0.0).sum(axis=-1, keepdims=True)
     by_chance = np.where(is_known, _TRIGAMMA[degrees], 0.0).sum(axis=-1, keepdims=True)
     excess = spread / np.maximum(known - 1, 1) - by_chance / np.maximum(known, 1)
-    borrowed = np.interp(excess, polygamma(1, _BORROWED / 2), _BORROWED)
-    return prior, np.where(known - is_known > 0, borrowed, 0.0)
+    prior_degrees = np.interp(excess, polygamma(1, _PRIOR_DEGREES / 2), _PRIOR_DEGREES)
+    has_others = known - is_known > 0
+    return prior_variance, np.where(has_others, prior_degrees, 0.0)

@@ -1,4 +1,4 @@
-"""Measure both sides in turns until each point is decided, and go on with a gate that was cut."""
+"""Measure both sides in turns until each point is decided, and resume interrupted gates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from raybench.ab.checkout import (
     SideError,
     check_out,
     files_from_elsewhere,
+    last_line,
     remove_worktrees,
     resolve_revisions,
 )
@@ -25,7 +26,7 @@ from raybench.ab.plan import (
     Version,
     find_gate,
     folder_of,
-    hold_gate,
+    lock_gate,
     new_gate,
     read_gate,
     write_gate,
@@ -51,15 +52,15 @@ from raybench.ab.verdict import (
 from raybench.errors import ResultsError
 from raybench.records.devices import write_device_list
 
-# Upper bound of the pairs; a point that fails is measured in more pairs than the last look needs.
+# Upper bound of the pairs: up to the last look, fresh pairs, and pairs in which a point failed.
 _MOST_PAIRS = LOOKS[-1] + CONFIRMING_PAIRS + 2 * MOST_FAILURES
-# The second start of a pair that was cut is measured if the first start is younger. The machine
-# would have changed meanwhile, so an older pair is measured again.
+# An interrupted pair is completed if its first start is younger than this. An older pair is
+# measured again, because the machine may have changed.
 _FRESH_S = 1800.0
 # How long an interrupted sweep may take to write its rows.
 _CLOSE_S = 30.0
 _POLL_S = 1.0
-# Exit codes of a sweep whose points all have a row.
+# Exit codes of a sweep that wrote a row for each of its points.
 _ALL_ENDED = (0, 1)
 
 
@@ -83,7 +84,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """The points after another pair."""
+    """The verdict so far, after another pair."""
 
     verdict: GateVerdict
     # Number of points that need another pair.
@@ -109,11 +110,11 @@ def ab(
             the current folder; a single revision is compared with WORKTREE.
         settings: threshold, limits, set-up command, devices.
         output: the results folder; the gate has a folder `ab/<gate id>` of its own in it.
-        listener: gets what happens.
+        listener: is called with each event.
 
     Raises:
         UsageError: a revision, a job file or a setting is wrong.
-        KeyboardInterrupt: `resume_ab` goes on.
+        KeyboardInterrupt: `resume_ab` can resume the gate.
     """
     versions = [
         side if isinstance(side, Version) else Version(revision=side) for side in (old, new)
@@ -134,28 +135,29 @@ def resume_ab(
     max_minutes: float | None = None,
     listener: Listener | None = None,
 ) -> GateVerdict:
-    """Go on with a gate that was interrupted, or is not decided.
+    """Resume a gate that was interrupted, or is not decided.
 
     Args:
         gate: its id, the beginning of its id, its folder, or `latest`.
         output: the results folder.
-        max_minutes: in place of the limit of the gate.
-        listener: gets what happens.
+        max_minutes: replaces the limit of the gate.
+        listener: is called with each event.
 
     Raises:
-        ResultsError: there is no such gate, or another process goes on with it.
+        ResultsError: there is no such gate, or another process measures it.
     """
     folder = find_gate(Path(output), gate)
-    found = read_gate(folder)
+    stored_gate = read_gate(folder)
     if max_minutes is not None:
-        found = replace(found, settings=replace(found.settings, max_minutes=max_minutes))
-    return _run(found, folder, listener)
+        settings = replace(stored_gate.settings, max_minutes=max_minutes)
+        stored_gate = replace(stored_gate, settings=settings)
+    return _run(stored_gate, folder, listener)
 
 
 def _run(gate: Gate, folder: Path, listener: Listener | None) -> GateVerdict:
     """Measure pairs until each point is decided or no further pair fits the time."""
     tell = listener or (lambda _: None)
-    with hold_gate(folder):
+    with lock_gate(folder):
         runner = _Runner(gate=gate, folder=folder, tell=tell)
         verdict = runner.run()
         if verdict.stopped is None:
@@ -171,7 +173,7 @@ class _Runner:
         self._checkouts: dict[Side, Checkout] = {}
 
     def run(self) -> GateVerdict:
-        """Return the verdict after as many pairs as are needed and allowed."""
+        """Measure pairs until no point is open or the time is up; return the verdict."""
         limit_s = 60 * (self._gate.settings.max_minutes or float("inf"))
         began_s, pair_s = time.monotonic(), 0.0
         while True:
@@ -188,7 +190,7 @@ class _Runner:
             if pair_s and elapsed_s + pair_s > limit_s:
                 return self._verdict(pairs, OpenReason(kind=WhyOpen.TIME))
             try:
-                # Both before any start: a build that fails costs no measuring.
+                # Set up both sides first, so that a build that fails wastes no measured start.
                 for side in Side:
                     self._checkout(side)
                 pair_began_s = time.monotonic()
@@ -200,7 +202,7 @@ class _Runner:
             pair_s = time.monotonic() - pair_began_s
 
     def _ended_starts(self) -> list[Start]:
-        """Return all starts; wait for a start that a killed gate has left running."""
+        """Return all starts, after waiting for a start that a killed gate left running."""
         while True:
             starts = read_starts(self._folder)
             if not any(start.is_running_here for start in starts):
@@ -215,49 +217,50 @@ class _Runner:
     def _measure_pair(
         self, starts: Sequence[Start], pairs: PairedStarts, todo: Sequence[PairedPoint]
     ) -> None:
-        """Measure the open points on both sides, or on the sides that the last pair lacks."""
-        last = max((start.pair for start in starts), default=0)
-        of_last = {start.side: start for start in starts if start.pair == last}
-        is_complete = len(pairs.by_pair.get(last, {})) == len(Side)
-        if is_complete or any(start.age_s > _FRESH_S for start in of_last.values()):
-            last, of_last = last + 1, {}
-        for side in self._gate.order(max(last, 1)):
-            start = of_last.get(side)
+        """Complete the last pair if it was interrupted; otherwise measure a new pair."""
+        pair = max((start.pair for start in starts), default=1)
+        earlier = {start.side: start for start in starts if start.pair == pair}
+        is_complete = len(pairs.by_pair.get(pair, {})) == len(Side)
+        if is_complete or any(start.age_s > _FRESH_S for start in earlier.values()):
+            pair, earlier = pair + 1, {}
+        for side in self._gate.order(pair):
+            start = earlier.get(side)
             if start is None or not start.is_finished:
-                is_part = 0 < len(todo) < len(pairs.points)
-                self._measure(side, max(last, 1), todo, is_part, start)
+                needs_filter = 0 < len(todo) < len(pairs.points)
+                self._measure(side, pair, todo, needs_filter, start)
 
     def _measure(
         self,
         side: Side,
         pair: int,
         todo: Sequence[PairedPoint],
-        is_part: bool,
-        cut: Start | None,
+        needs_filter: bool,
+        interrupted: Start | None,
     ) -> None:
-        """Run the sweep of one side; `cut`: a start to go on with."""
+        """Measure `todo` on one side in a new start, or resume an interrupted start."""
         checkout = self._checkout(side)
         self._tell(Begun(side=side, pair=pair, points=len(todo) if todo else None))
-        words = self._words(side, checkout)
-        if is_part:
+        words = self._command(side, checkout)
+        if needs_filter:
             ids = ", ".join(repr(point.ids[side]) for point in todo)
             words += ["--filter", f"point_id in ({ids},)"]
-        if cut is None:
+        if interrupted is None:
             words += ["--tag", f"{SIDE_TAG}={side}", "--tag", f"{PAIR_TAG}={pair}"]
         else:
-            words += ["--resume", cut.run.run_id]
+            words += ["--resume", interrupted.run.run_id]
         log = self._folder / "logs" / f"pair-{pair:02}-{side}.log"
         code = run_sweep(words, checkout, log)
         if code not in _ALL_ENDED:
-            raise SideError(side, f"the sweep ended with exit code {code}: {_said(log)}; see {log}")
-        starts = read_starts(self._folder)
-        of_side = [s for s in starts if s.is_finished and (s.side, s.pair) == (side, pair)]
+            error = last_line(log.read_text(errors="replace"))
+            raise SideError(side, f"the sweep ended with exit code {code}: {error}; see {log}")
+        finished = [start for start in read_starts(self._folder) if start.is_finished]
+        of_side = [start for start in finished if (start.side, start.pair) == (side, pair)]
         if not of_side:
             raise SideError(side, f"the sweep left no finished run; see {log}")
         start = of_side[-1]
-        if self._gate.commits and (
-            names := files_from_elsewhere(checkout, start.run.workload_files)
-        ):
+        files = start.run.workload_files if self._gate.commits else {}
+        names = files_from_elsewhere(checkout, files) if files else []
+        if names:
             raise SideError(
                 side,
                 f"{names[0]} was imported from outside of the worktree, where another version is "
@@ -272,15 +275,15 @@ class _Runner:
             self._tell(Prepared(side=side, folder=self._checkouts[side].folder))
         return self._checkouts[side]
 
-    def _words(self, side: Side, checkout: Checkout) -> list[str]:
-        """Return the command of a sweep of one side, without the choice of points."""
+    def _command(self, side: Side, checkout: Checkout) -> list[str]:
+        """Return the command line of a sweep of one side, without the choice of points."""
         settings, version = self._gate.settings, self._gate.version(side)
         words = [checkout.python, "-m", "raybench", "sweep", str(checkout.job)]
         words += ["-o", str(self._folder)]
-        # The parts of the step are not compared.
-        texts = ["measure.breakdown=false", *settings.overrides, *version.overrides]
-        for text in (*texts, "measure.rounds=1"):
-            words += ["--set", text]
+        # A gate compares whole steps, so it needs no breakdown.
+        overrides = ["measure.breakdown=false", *settings.overrides, *version.overrides]
+        for override in (*overrides, "measure.rounds=1"):
+            words += ["--set", override]
         words += ["--address", settings.address, "--device", settings.device]
         words += ["--wait", f"{settings.wait_s:g}"]
         file = settings.devices_file or self._devices_file
@@ -293,18 +296,18 @@ class _Runner:
         return self._folder / "devices.txt"
 
     def _keep_devices(self, start: Start) -> None:
-        """Make all later starts use the devices of the first one."""
+        """Store the devices of the first start; all later starts use the same devices."""
         if not self._devices_file.exists():
             devices = devices_of(self._folder, start)
             write_device_list(self._devices_file, devices, f"devices of {start.run.run_id}")
 
 
 def run_sweep(words: Sequence[str], checkout: Checkout, log: Path) -> int:
-    """Run a sweep with its output in the log; an interrupt ends it first."""
+    """Run a sweep, with its output in the log, and return its exit code; an interrupt ends it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         with log.open("wb") as file:
-            # A session of its own, or the terminal would also send its Ctrl-C to the sweep.
+            # A new session, because otherwise the terminal would send Ctrl-C to the sweep too.
             process = subprocess.Popen(
                 words,
                 cwd=checkout.folder,
@@ -325,9 +328,3 @@ def run_sweep(words: Sequence[str], checkout: Checkout, log: Path) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
         raise
-
-
-def _said(log: Path) -> str:
-    """Return the last line of a log."""
-    lines = log.read_text(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "no message")

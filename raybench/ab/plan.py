@@ -1,4 +1,4 @@
-"""What a gate compares, and how: its file in the folder of the gate, from which it is resumed."""
+"""The settings of a gate, and its folder."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from raybench.errors import ResultsError, UsageError
 
-# Means the newest gate.
+# Name of the newest gate.
 LATEST = "latest"
-# Stands for the files of the current folder, with changes that are not committed.
+# Revision: the files of the current folder, uncommitted changes included.
 WORKTREE = "WORKTREE"
-# Folder of the gates in a results folder.
+# Subfolder of a results folder that holds all gates.
 _GATES = "ab"
 _FILE, _LOCK = "gate.json", ".driver"
 
 
 class Side(StrEnum):
-    """The two sides of a gate; tags of runs have the values."""
+    """The two sides of a gate; the values are stored as tags of runs."""
 
     OLD = "old"
     NEW = "new"
@@ -40,17 +40,17 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """What one side measures."""
+    """The code, interpreter and settings of one side."""
 
     # A git revision, or WORKTREE; "" measures the current folder as it is.
     revision: str = ""
     # The job file; None: the job of the gate.
     job: Path | None = None
-    # The interpreter; a relative path is looked for in the worktree first. "": this one.
+    # Python interpreter; a relative path is tried in the worktree first. "": this interpreter.
     python: str = ""
-    # Environment variables beside those of this process.
+    # Added to the environment of this process.
     env: Mapping[str, str] = field(default_factory=dict)
-    # Texts of `--set`, after those of the gate.
+    # KEY=VALUE as for `--set`; they override the settings of the gate.
     overrides: tuple[str, ...] = ()
 
 
@@ -58,15 +58,15 @@ class Version:
 class Settings:
     """How a gate measures both sides and decides."""
 
-    # The smallest change that counts; twice as much ends `same`.
+    # Smallest change that counts; a point is `same` within twice as much.
     threshold: float = 0.015
-    # No pair starts that would end later; None: all pairs are measured.
+    # No pair is started that would end after this limit; None: no limit.
     max_minutes: float | None = None
     # Shell command that is run in each worktree before it is measured.
     setup: str = ""
-    # Texts of `--set` for both sides.
+    # KEY=VALUE as for `--set`, for both sides.
     overrides: tuple[str, ...] = ()
-    # As the options of `raybench sweep`.
+    # Options of `raybench sweep`.
     address: str = "auto"
     device: str = "auto"
     devices_file: Path | None = None
@@ -78,7 +78,7 @@ class Gate:
     """A comparison of two versions, as it was started."""
 
     gate_id: str
-    # Absolute.
+    # Absolute path of the job file.
     job: Path
     # The current folder when the gate was started.
     cwd: Path
@@ -86,15 +86,15 @@ class Gate:
     new: Version
     # Commits of the sides that have a revision.
     commits: Mapping[Side, str] = field(default_factory=dict)
-    # The job file of each side, as it was at the start.
+    # Content of the job file of each side when the gate was started.
     job_texts: Mapping[Side, str] = field(default_factory=dict)
     settings: Settings
-    # Of the order within the pairs.
+    # Seed of the order of the sides within the pairs.
     seed: int
     started_at: datetime
 
     def version(self, side: Side) -> Version:
-        """Return what a side measures."""
+        """Return the version of a side."""
         return self.old if side is Side.OLD else self.new
 
     def job_of(self, side: Side) -> Path:
@@ -102,14 +102,13 @@ class Gate:
         return self.cwd / (self.version(side).job or self.job)
 
     def order(self, pair: int) -> tuple[Side, Side]:
-        """Return the sides of a pair in their order: random, and each order once in two pairs.
+        """Return the sides of a pair in the order of their starts.
 
-        Args:
-            pair: counts from 1.
+        Pairs 1 and 2 have opposite orders, in random sequence; so have pairs 3 and 4, and so on.
         """
-        block, second = divmod(pair - 1, 2)
+        block, is_second = divmod(pair - 1, 2)
         is_old_first = random.Random(f"{self.seed} {block}").random() < 0.5
-        first = Side.OLD if is_old_first != bool(second) else Side.NEW
+        first = Side.OLD if is_old_first != bool(is_second) else Side.NEW
         return first, first.other
 
 
@@ -117,7 +116,7 @@ _ADAPTER = TypeAdapter(Gate)
 
 
 def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
-    """Return a gate with a new id that starts now in the current folder; writes nothing.
+    """Return a gate with a new id, for the current folder; nothing is written.
 
     Raises:
         UsageError: a job file is missing, or --setup has no worktree to run in.
@@ -186,25 +185,25 @@ def find_gate(output: Path, name: str) -> Path:
     """
     if (Path(name) / _FILE).is_file():
         return Path(name).absolute()
-    there = sorted((output / _GATES).glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime)
-    folders = [path.parent.absolute() for path in there]
+    files = sorted((output / _GATES).glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime)
+    folders = [path.parent.absolute() for path in files]
     if name == LATEST and folders:
         return folders[-1]
     matches = [folder for folder in folders if folder.name.startswith(name)]
     if len(matches) == 1:
         return matches[0]
-    what = f"{len(matches)} gates match" if matches else "no such gate"
+    problem = f"{len(matches)} gates match" if matches else "no such gate"
     names = ", ".join(folder.name for folder in folders[-5:])
-    there_are = f"; there are: {names}" if names else f"; {output / _GATES} has none"
-    raise ResultsError(f"--resume {name}: {what}{there_are}")
+    hint = f"there are: {names}" if names else f"{output / _GATES} has none"
+    raise ResultsError(f"--resume {name}: {problem}; {hint}")
 
 
 @contextmanager
-def hold_gate(folder: Path) -> Iterator[None]:
-    """Hold a gate while it is measured.
+def lock_gate(folder: Path) -> Iterator[None]:
+    """Hold the lock of a gate.
 
     Raises:
-        ResultsError: another process holds the gate.
+        ResultsError: another process holds the lock.
     """
     with (folder / _LOCK).open("ab") as file:
         try:

@@ -32,7 +32,7 @@ from raybench.results.tables import Run
 
 # Tags of the runs of a gate.
 SIDE_TAG, PAIR_TAG = "side", "pair"
-# A point that fails so often on a side is not measured again.
+# A point that has failed this often on a side is not measured again.
 MOST_FAILURES = 2
 
 
@@ -44,7 +44,7 @@ class Start:
     # Counts from 1.
     pair: int
     run: Run
-    # By point_id.
+    # point_id -> row.
     rows: Mapping[str, PointRow]
 
     @property
@@ -65,7 +65,7 @@ class Start:
 
 
 def read_starts(results: Path) -> list[Start]:
-    """Return the starts of a gate, the oldest first, also those that were interrupted."""
+    """Return the starts of a gate, interrupted starts included, the oldest first."""
     if not (results / "runs").is_dir():
         return []
     starts = []
@@ -90,11 +90,11 @@ def devices_of(results: Path, start: Start) -> list[Device]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedPoint:
-    """A point of both sides, or of one side alone."""
+    """A point that both sides have, or only one side."""
 
-    # Id on each side that has the point; settings that differ between the sides change it.
+    # Id on each side that has the point. A setting that differs between the sides changes the id.
     ids: Mapping[Side, str]
-    # A row with its settings, of the new side if it is there.
+    # A row with the settings of the point; from the new side if that side has the point.
     row: ScaledRow
 
 
@@ -107,7 +107,7 @@ class PairedStarts:
 
     @cached_property
     def by_pair(self) -> dict[int, dict[Side, Start]]:
-        """Pair -> its starts; of two starts of a side the newer one."""
+        """Pair -> its starts; if a side has two starts, the newer start."""
         pairs: dict[int, dict[Side, Start]] = {}
         for start in self.starts:
             pairs.setdefault(start.pair, {})[start.side] = start
@@ -122,14 +122,16 @@ class PairedStarts:
     def points(self) -> list[PairedPoint]:
         """The points of both sides, in the order of the job."""
         rows = {side: self._rows_of(side) for side in Side}
-        keys: dict[Side, dict[object, str]]
+        # Key -> point_id on each side; a point has the same key on both sides.
+        keyed_ids: dict[Side, dict[object, str]] = {}
         if rows[Side.OLD].keys() & rows[Side.NEW].keys():
-            keys = {side: dict(zip(rows[side], rows[side], strict=True)) for side in Side}
+            for side in Side:
+                keyed_ids[side] = {point_id: point_id for point_id in rows[side]}
         else:
-            keys = _keys_by_settings(rows)
+            keyed_ids = _ids_by_settings(rows)
         points = []
-        for key in dict.fromkeys((*keys[Side.NEW], *keys[Side.OLD])):
-            ids = {side: keys[side][key] for side in Side if key in keys[side]}
+        for key in dict.fromkeys((*keyed_ids[Side.NEW], *keyed_ids[Side.OLD])):
+            ids = {side: keyed_ids[side][key] for side in Side if key in keyed_ids[side]}
             side = Side.NEW if Side.NEW in ids else Side.OLD
             points.append(PairedPoint(ids=ids, row=_with_batch(rows[side][ids[side]])))
         return points
@@ -171,13 +173,13 @@ class PairedStarts:
         return [row for row in self.ended(point, side) if not _is_measured(row)]
 
     def can_be_measured(self, point: PairedPoint) -> bool:
-        """Return whether both sides have the point, and neither has failed too often."""
-        fewest = [len(self.failures(point, side)) < MOST_FAILURES for side in Side]
-        return len(point.ids) == len(Side) and all(fewest)
+        """Return whether both sides have the point, and it has not failed too often on a side."""
+        most = max(len(self.failures(point, side)) for side in Side)
+        return len(point.ids) == len(Side) and most < MOST_FAILURES
 
 
 def _with_batch(row: PointRow) -> ScaledRow:
-    """Return the row with the batch size that the job fixed, as reports name it."""
+    """Return the row as reports need it, with the batch size that the job fixed."""
     values = {field.name: getattr(row, field.name) for field in fields(PointRow)}
     return ScaledRow(**values, batch=getattr(row, batch_column(row) or "", None))
 
@@ -187,23 +189,23 @@ def _is_measured(row: PointRow) -> bool:
 
 
 def rate_of(row: PointRow, has_samples: bool) -> float:
-    """Return samples/s of an ok row, or its steps/s."""
+    """Return the rate of an ok row: samples/s, or steps/s without samples."""
     if has_samples and row.throughput:
         return row.throughput
     return MS_PER_S / (row.step_ms_mean or math.nan)
 
 
-def _keys_by_settings(
+def _ids_by_settings(
     rows: Mapping[Side, Mapping[str, PointRow]],
 ) -> dict[Side, dict[object, str]]:
-    """Return key -> point_id for each side, where all ids differ because a setting of all does.
-
-    The key of a point is its values of the settings that vary within a side.
-    """
+    """Return key -> point_id of each side, for sides that share no point_id."""
+    # The sides differ in a setting of all points, so the key omits settings that do not vary within
+    # a side.
     names = dict.fromkeys(name for side in Side for name in varying([*rows[side].values()]))
-    keys: dict[Side, dict[object, str]] = {}
+    ids: dict[Side, dict[object, str]] = {}
     for side in Side:
-        keys[side] = {}
+        ids[side] = {}
         for point_id, row in rows[side].items():
-            keys[side][tuple(str(setting_of(row, name)) for name in names)] = point_id
-    return keys
+            key = tuple(str(setting_of(row, name)) for name in names)
+            ids[side][key] = point_id
+    return ids

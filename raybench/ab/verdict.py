@@ -1,4 +1,4 @@
-"""What a gate found, as values; `raybench.report` has the words."""
+"""The verdict of a gate, as values; `raybench.report` has the words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raybench.results.point_row import PointRow
 
 
 class GateOutcome(StrEnum):
-    """What a gate says of a point, and of all points; the most urgent first."""
+    """Outcome of a point, and of a gate; the most urgent first."""
 
     # The exit code of the command.
     exit_code: int
@@ -42,9 +42,9 @@ class WhyOpen(StrEnum):
 
     # The starts scatter too much for the last look.
     CHANCE = "chance"
-    # Slower at a look, but not in the fresh pairs.
+    # Slower at a look, but not in the fresh pairs after it.
     UNCONFIRMED = "unconfirmed"
-    # --max-minutes.
+    # --max-minutes has passed.
     TIME = "time"
     # A side could not be set up or started.
     STOPPED = "stopped"
@@ -67,24 +67,24 @@ class OpenReason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointVerdict:
-    """A point with its verdict. Rates and shares are None where they are unknown."""
+    """A point with its verdict. Unknown rates and shares are None."""
 
     # With the settings of the point.
     row: ScaledRow
     outcome: GateOutcome
     why: OpenReason | None = None
-    # PairedStarts in which both sides are ok.
+    # Number of pairs in which both sides are ok.
     pairs: int
     # "samples/s" or "steps/s".
     unit: str
-    # Geometric means.
+    # Geometric means over the starts.
     old_rate: float | None = None
     new_rate: float | None = None
     # Relative change of the rate, below 0 if slower, and its interval.
     change: float | None = None
     low: float | None = None
     high: float | None = None
-    # The slowdown, above 0, that such starts find in about 95 % of cases.
+    # The slowdown, above 0, that this gate would find in about 95 % of cases.
     detectable: float | None = None
 
 
@@ -101,18 +101,18 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    """The verdict of a gate, and what the machine did meanwhile."""
+    """The verdict of a gate, and what disturbed the measurement."""
 
     gate: Gate
     # The folder of the gate, with the tables of all starts.
     folder: Path
     points: Sequence[PointVerdict]
-    # Complete pairs, and all starts.
+    # Number of complete pairs, and of all starts.
     pairs: int
     starts: int
-    # Sum of all starts.
+    # Total duration of all starts.
     minutes: float
-    # Hosts of the devices.
+    # Number of hosts of the devices.
     hosts: int
     # Why measuring ended before all points were decided.
     stopped: OpenReason | None = None
@@ -122,11 +122,10 @@ class GateVerdict:
 
     @property
     def outcome(self) -> GateOutcome:
-        """The most urgent outcome of a point; not measured without points."""
-        there = {point.outcome for point in self.points}
-        return next(
-            (outcome for outcome in GateOutcome if outcome in there), GateOutcome.NOT_MEASURED
-        )
+        """The most urgent outcome of any point; NOT_MEASURED without points."""
+        outcomes = {point.outcome for point in self.points}
+        by_urgency = (outcome for outcome in GateOutcome if outcome in outcomes)
+        return next(by_urgency, GateOutcome.NOT_MEASURED)
 
     @property
     def exit_code(self) -> int:
@@ -135,7 +134,7 @@ class GateVerdict:
 
     @property
     def detectable(self) -> float | None:
-        """The slowdown that such starts find at every point in about 95 % of cases."""
+        """The slowdown that this gate would find at any point in about 95 % of cases."""
         shares = [point.detectable for point in self.points if point.detectable is not None]
         return max(shares, default=None)
 
@@ -149,7 +148,7 @@ _WHY = {Decision.UNDECIDED: WhyOpen.CHANCE, Decision.UNCONFIRMED: WhyOpen.UNCONF
 
 
 def decisions_of(pairs: PairedStarts, gate: Gate) -> Decisions:
-    """Return what is decided about the points after these pairs."""
+    """Decide about the points after these pairs."""
     return decide(pairs.log_ratios, gate.settings.threshold)
 
 
@@ -168,13 +167,13 @@ def verdict_of(
     """Return the verdict after these pairs.
 
     Args:
-        folder: of the gate.
-        hosts: how many hosts the devices have.
+        folder: the folder of the gate.
+        hosts: number of hosts of the devices.
         stopped: why open points are not measured again; None if no point is open.
     """
     decisions = decisions_of(pairs, gate)
     points = [
-        _point_verdict(pairs, number, decisions, stopped) for number in range(len(pairs.points))
+        _point_verdict(pairs, index, decisions, stopped) for index in range(len(pairs.points))
     ]
     return GateVerdict(
         gate=gate,
@@ -191,11 +190,11 @@ def verdict_of(
 
 
 def _point_verdict(
-    pairs: PairedStarts, number: int, decisions: Decisions, stopped: OpenReason | None
+    pairs: PairedStarts, index: int, decisions: Decisions, stopped: OpenReason | None
 ) -> PointVerdict:
-    """Return the verdict of the point at an index of `pairs.points`."""
-    point = pairs.points[number]
-    outcome, why = _outcome(pairs, point, Decision(decisions.decision[number]), stopped)
+    """Return the verdict of `pairs.points[index]`."""
+    point = pairs.points[index]
+    outcome, why = _outcome(pairs, point, Decision(decisions.decision[index]), stopped)
     ok = {side: pairs.measured(point, side) for side in Side}
     has_samples = all(row.throughput for side in Side for row in ok[side])
     rates = {}
@@ -206,14 +205,14 @@ def _point_verdict(
         row=point.row,
         outcome=outcome,
         why=why,
-        pairs=int(decisions.pairs[number]),
+        pairs=int(decisions.pairs[index]),
         unit="samples/s" if has_samples else "steps/s",
         old_rate=rates[Side.OLD],
         new_rate=rates[Side.NEW],
-        change=_known(decisions.change[number]),
-        low=_known(decisions.low[number]),
-        high=_known(decisions.high[number]),
-        detectable=_known(decisions.detectable[number]),
+        change=_known(decisions.change[index]),
+        low=_known(decisions.low[index]),
+        high=_known(decisions.high[index]),
+        detectable=_known(decisions.detectable[index]),
     )
 
 
@@ -234,8 +233,8 @@ def _outcome(
         text = f"{last.status.label}: {last.error_message or 'no reason known'}"
         return GateOutcome.NOT_MEASURED, OpenReason(kind=WhyOpen.FAILED, side=side, text=text)
     stopped = stopped or OpenReason(kind=WhyOpen.CHANCE)
-    is_late = stopped.kind in (WhyOpen.TIME, WhyOpen.CHANCE)
-    return GateOutcome.UNDECIDED if is_late else GateOutcome.NOT_MEASURED, stopped
+    is_measured = stopped.kind in (WhyOpen.TIME, WhyOpen.CHANCE)
+    return GateOutcome.UNDECIDED if is_measured else GateOutcome.NOT_MEASURED, stopped
 
 
 def _known(value: float) -> float | None:
@@ -248,25 +247,25 @@ def _seconds(start: Start) -> float:
 
 
 def _disturbances(starts: Sequence[Start]) -> list[Disturbance]:
-    """Return what else ran on the machine, the most frequent first."""
-    # (kind, subject) -> its doubts with their rows, and the starts that have the doubt.
-    doubts: dict[tuple[DoubtKind, str], list[tuple[Doubt, PointRow]]] = {}
+    """Return the doubts that say the machine was disturbed, the most frequent first."""
+    # (kind, subject) -> doubts with their rows.
+    groups: dict[tuple[DoubtKind, str], list[tuple[Doubt, PointRow]]] = {}
     for start in starts:
         for row in start.rows.values():
             for doubt in row.doubts or ():
                 if doubt.kind.harm is Harm.DISTURBED:
-                    subject = "" if doubt.kind.is_one_for_all else doubt.subject
-                    doubts.setdefault((doubt.kind, subject), []).append((doubt, row))
+                    subject = "" if doubt.kind.merges_subjects else doubt.subject
+                    groups.setdefault((doubt.kind, subject), []).append((doubt, row))
     disturbances = []
-    for members in doubts.values():
+    for members in groups.values():
         worst, row = max(members, key=lambda member: member[0].excess)
-        count = len({of_point.run_id for _, of_point in members})
-        disturbances.append(Disturbance(doubt=worst, row=row, starts=count))
+        run_ids = {disturbed_row.run_id for _, disturbed_row in members}
+        disturbances.append(Disturbance(doubt=worst, row=row, starts=len(run_ids)))
     return sorted(disturbances, key=lambda disturbance: -disturbance.starts)
 
 
 def _clock_spread(starts: Sequence[Start]) -> float | None:
-    """Return the largest relative difference of the SM clocks of a point between starts."""
+    """Return the largest relative difference of the SM clocks of a point between two starts."""
     clocks: dict[str, list[float]] = {}
     for start in starts:
         for point_id, row in start.rows.items():

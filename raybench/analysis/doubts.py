@@ -39,19 +39,19 @@ class DoubtGroup:
     worst: Doubt
     # The point with the worst doubt; None for DRIFT.
     row: ScaledRow | None
-    # All subjects, if the kind merges all subjects (`is_one_for_all`).
+    # All subjects, if the kind merges all subjects (`merges_subjects`).
     subjects: tuple[str, ...] = ()
 
 
 def merge_doubts(rows: Iterable[ScaledRow]) -> tuple[DoubtGroup, ...]:
     """Merge the doubts of points by kind and subject, the most harmful and frequent first.
 
-    Some kinds (`is_one_for_all`) are merged over all subjects.
+    Some kinds (`merges_subjects`) are merged over all subjects.
     """
     doubts_by_group: dict[tuple[DoubtKind, str], list[tuple[Doubt, ScaledRow]]] = {}
     for row in rows:
         for doubt in _shown_doubts(row):
-            subject = "" if doubt.kind.is_one_for_all else doubt.subject
+            subject = "" if doubt.kind.merges_subjects else doubt.subject
             doubts_by_group.setdefault((doubt.kind, subject), []).append((doubt, row))
     groups = []
     for (kind, _), doubts in doubts_by_group.items():
@@ -62,7 +62,7 @@ def merge_doubts(rows: Iterable[ScaledRow]) -> tuple[DoubtGroup, ...]:
                 count=len({row.point_id for _, row in doubts}),
                 worst=worst,
                 row=row_of_worst,
-                subjects=tuple(subjects) if kind.is_one_for_all else (),
+                subjects=tuple(subjects) if kind.merges_subjects else (),
             )
         )
     return tuple(sorted(groups, key=_most_harmful_first))

@@ -1,4 +1,4 @@
-"""Why a number is doubtful or missing, as data; `report/words/doubts.py` has the words."""
+"""Why a number is doubtful or missing, as data; `report/words/doubts.py` has the texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class Harm(IntEnum):
-    """What a doubt says about a number, the worst first."""
+    """How a doubt harms a number, the worst first."""
 
     # The step did other work than the job asked for.
     WRONG = 0
@@ -26,14 +26,13 @@ class Harm(IntEnum):
 class DoubtKind(StrEnum):
     """What is doubtful about a point."""
 
-    # Letter in the tables of a report; may be empty.
+    # Letter in the tables of a report; "" for none.
     mark: str
     harm: Harm
-    # Unit of value and limit; may be empty. A share is a fraction of 1.
+    # Unit of value and limit; "" for none. A share is a fraction of 1.
     unit: str
-    # Whether a report merges doubts of points with different subjects, such as different
-    # neighbours.
-    is_one_for_all: bool
+    # Whether a report merges doubts with different subjects, such as different programs.
+    merges_subjects: bool
 
     IMPOSSIBLE = "impossible", "", Harm.WRONG, ""
     OTHER_GRADIENTS = "other_gradients", "", Harm.WRONG, "share"
@@ -77,12 +76,12 @@ class DoubtKind(StrEnum):
     BASE_UNSTEADY = "base_unsteady", "", Harm.IMPRECISE
 
     def __new__(
-        cls, value: str, mark: str, harm: Harm, unit: str = "", is_one_for_all: bool = False
+        cls, value: str, mark: str, harm: Harm, unit: str = "", merges_subjects: bool = False
     ) -> Self:
-        """Make a member; the tables hold its value."""
+        """Make a member; the tables store its value."""
         member = str.__new__(cls, value)
         member._value_, member.mark, member.harm, member.unit = value, mark, harm, unit
-        member.is_one_for_all = is_one_for_all
+        member.merges_subjects = merges_subjects
         return member
 
 
@@ -102,10 +101,10 @@ class Doubt:
     def excess(self) -> float:
         """How far the value is beyond the limit; larger is worse."""
         value = self.value or 0.0
-        # The limit is the number of cores, which is no threshold.
+        # For busy cores, the limit is the number of cores and no threshold.
         if self.kind is DoubtKind.BUSY_CORES:
             return value
-        # Less time or fewer steps are worse, and these kinds have no limit.
+        # For these kinds a smaller value is worse, and there is no limit.
         if self.kind in (DoubtKind.TOO_FEW_STEPS, DoubtKind.QUICK):
             return -value
         return abs(value - (self.limit or 0.0))
@@ -124,7 +123,7 @@ def worst_of_each(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
 class NotMeasured(StrEnum):
     """Why a column of a point is null."""
 
-    # Whether the quantity does not exist for such a point, so that nothing is unknown.
+    # Whether the quantity does not exist for such a point; otherwise it exists and is unknown.
     does_not_apply: bool
 
     COMMUNICATION = "communication", True
@@ -151,7 +150,7 @@ class NotMeasured(StrEnum):
     PARTS_EXCEED = "parts_exceed"
 
     def __new__(cls, value: str, does_not_apply: bool = False) -> Self:
-        """Make a member; the tables hold its value."""
+        """Make a member; the tables store its value."""
         member = str.__new__(cls, value)
         member._value_, member.does_not_apply = value, does_not_apply
         return member
@@ -181,8 +180,8 @@ class NotCompared:
     kind: NotComparedKind
     # Settings, a device, a status, limits of clocks, or point ids, depending on the kind.
     subject: str = ""
-    # CLOCKS_DIFFER: SM clocks in MHz of the point and of its baseline. SEVERAL_BASELINES: their
-    # number.
+    # CLOCKS_DIFFER: SM clocks in MHz of the point and of its baseline. SEVERAL_BASELINES: number of
+    # baselines, in `value`.
     value: float | None = None
     of_baseline: float | None = None
 

@@ -9,7 +9,7 @@ import pytest
 from fake_sweeps import fake_sweep
 
 from raybench.ab import gate
-from raybench.ab.plan import hold_gate
+from raybench.ab.plan import lock_gate
 
 IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost")
 
@@ -214,5 +214,5 @@ def test_missing_gate_is_one_line(ab, repository):
 def test_gate_is_held_by_one_process(ab, repository):
     assert ab("--old", "HEAD", "--new", "HEAD").code == 0
     [folder] = repository.glob("results/ab/*")
-    with hold_gate(folder):
+    with lock_gate(folder):
         assert "another process" in ab("--resume", "latest", job=()).refusal
