@@ -1,1 +1,1 @@
-"""What `import raybench` offers beside the tables, on the functions that the commands call too."""
+"""The Python API of raybench, without the tables; the commands call the same functions."""

@@ -1,4 +1,4 @@
-"""Results as files: where they may go, and how they are written."""
+"""Check where results may be written, and write them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_outlives_job(output: Path, name: str = "--output") -> None:
 
     Args:
         output: folder of the results.
-        name: of the option, for the message.
+        name: the option, for the message.
     """
     # `ray job submit` sets the variable; with --working-dir the job runs in a temporary copy.
     ray_job = os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "")
@@ -26,17 +26,17 @@ def check_outlives_job(output: Path, name: str = "--output") -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write the result to a file, which it replaces; the folder must exist.
+    """Write or replace a file; its folder must exist.
 
     Raises:
-        ResultsError: writing failed. A new file is then removed; an older file may be truncated.
+        ResultsError: writing failed. A new file was removed; an older file may be truncated.
     """
     is_new = not os.path.lexists(path)
     try:
         path.write_bytes(content)
     except OSError as error:
         if is_new:
-            # A file that a full disk cut off would look complete.
+            # Remove the file: if a disk is full, an incomplete file would look complete.
             with suppress(OSError):
                 path.unlink()
         raise ResultsError(f"{path}: cannot be written: {error.strerror}") from error

@@ -19,7 +19,7 @@ from raybench.report.words.sweep import replaced_by_cpu
 
 JobSource = str | os.PathLike[str] | Mapping[str, Any]
 
-# Stands for the file of a dict in messages.
+# Name in messages of a job that is a dict.
 _NAME = "job"
 
 
@@ -30,35 +30,36 @@ def read_job(
     device: Literal["auto", "cuda", "cpu"] = "auto",
     address: str = "auto",
 ) -> tuple[Job, str]:
-    """Return the job, checked as `raybench sweep` checks it, and what its section `cpu` replaces.
+    """Read and check a job; apply its section `cpu` if the devices are CPU workers.
 
     Args:
         job: path of a job file, or a dict with its keys; `version` may be missing there.
-        settings: values that replace those of the job, by dotted key.
+        settings: dotted key -> value, in place of the settings of the job.
         device, address: as in `raybench.sweep`; they decide whether the section `cpu` applies.
 
     Returns:
-        The job, and a line for the user; "" if the section `cpu` does not apply.
+        The job, and a line that tells the user what the section `cpu` replaced; "" if nothing.
 
     Raises:
         JobError: the file cannot be read, or the job has problems, one line each.
         ClusterError: the job has no form for CPU workers, and there is no GPU.
-        UsageError: a value is of a type that no job can have.
+        UsageError: a value has a type that no job can have, or the class is in `__main__`.
     """
     overrides = override_texts(settings)
-    source, replaced = _parse(job, overrides, on_cpu=False), ""
+    source = _parse(job, overrides, on_cpu=False)
+    cpu_line = ""
     if source.has_cpu and find_kind(address, device) == "cpu":
         source = _parse(job, overrides, on_cpu=True)
         if source.uses_cpu:
             why = "device='cpu'" if device == "cpu" else "no GPU here"
-            replaced = replaced_by_cpu(source.name, source.replaced_keys, why)
-    read = job_of_source(source)
-    if read.workload.kind.startswith("__main__:"):
+            cpu_line = replaced_by_cpu(source.name, source.replaced_keys, why)
+    checked_job = job_of_source(source)
+    if checked_job.workload.kind.startswith("__main__:"):
         raise UsageError(
-            f"workload.kind {read.workload.kind}: workers cannot import __main__; put the class "
-            "into a module of its own, as in mine:Attention"
+            f"workload.kind {checked_job.workload.kind}: workers cannot import __main__; put the "
+            "class into a module of its own, as in mine:Attention"
         )
-    return read, replaced
+    return checked_job, cpu_line
 
 
 def _parse(job: JobSource, overrides: Sequence[str], *, on_cpu: bool) -> YamlSource:
@@ -73,7 +74,7 @@ def _parse(job: JobSource, overrides: Sequence[str], *, on_cpu: bool) -> YamlSou
 
 
 def override_texts(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the values of `--set` that stand for settings by dotted key."""
+    """Return settings by dotted key as `--set` takes them: KEY=VALUE."""
     if settings is None:
         return ()
     if not isinstance(settings, Mapping):
@@ -85,7 +86,7 @@ def override_texts(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def job_text(job: Mapping[Any, Any]) -> str:
-    """Return a job as YAML, a line for each section."""
+    """Return a job as YAML, with one line per section."""
     lines = []
     for key, value in job.items():
         name = str(key) if re.fullmatch(r"\w+", str(key)) else json.dumps(str(key))
@@ -94,9 +95,9 @@ def job_text(job: Mapping[Any, Any]) -> str:
 
 
 def _value_text(key: object, value: object) -> str:
-    """Return a value as JSON, which is YAML; a plain word stays a word."""
+    """Return a value as JSON, which is valid YAML; a plain word needs no quotes."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w/-]*", value):
-        # Quotes keep words of YAML texts.
+        # Without quotes, YAML would read these words as a bool or as null.
         return value if value.lower() not in ("true", "false", "null") else json.dumps(value)
     try:
         return json.dumps(value, ensure_ascii=False, default=_as_plain)
@@ -105,7 +106,7 @@ def _value_text(key: object, value: object) -> str:
 
 
 def _as_plain(value: Any) -> Any:
-    """Return a number or array of numpy or torch, a path or a range as JSON can hold it."""
+    """Convert a number or array of numpy or torch, a path or a range to a type of JSON."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, range):

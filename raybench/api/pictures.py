@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def draw_chart(root: Path, data: RunData | HealthReport, kind: str) -> bytes:
-    """Draw the first chart of the page of a run or a health check; kind: "svg" or "png".
+    """Draw the first chart of the page of a run or a health check, as "svg" or "png".
 
     Raises:
         UsageError: there is nothing to draw.
@@ -39,7 +39,7 @@ def draw_chart(root: Path, data: RunData | HealthReport, kind: str) -> bytes:
 
 
 def page_of(root: Path, data: RunData | HealthReport) -> str:
-    """Return the HTML page of a run or a health check of the results folder `root`."""
+    """Return the HTML page of a run or a health check in the results folder `root`."""
     from raybench.analysis.answer import decide
     from raybench.health.report import HealthReport
     from raybench.health.report import format_page as format_check
@@ -77,7 +77,7 @@ def _rank_times(root: Path, data: RunData) -> list[RankTimes]:
     for rounds in rounds_of:
         attempts += [(attempt.point_id, attempt.attempt) for attempt in rounds]
     run_id = data.run.run_id
-    # The samples of a point are read when they are drawn: all may not fit into memory.
+    # A generator reads one attempt at a time: all samples may not fit into memory.
     frames = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
     rank_times = []
     for row, rounds in zip(rows, rounds_of, strict=True):

@@ -1,4 +1,4 @@
-"""Progress of a sweep: a line per finished point, which stays; on a terminal also what runs now."""
+"""Progress of a sweep: a line per finished point, and on a terminal the points that run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from raybench.results.metrics import mean_step_ms, rate_columns, typical_step_ms
 from raybench.sweep.loop import (
     Event,
     PointAdded,
+    PointFinished,
     PointHangs,
     PointRetried,
     PointStarted,
@@ -45,7 +46,7 @@ def show_phase(console: Console, what: str) -> Iterator[None]:
 class ConsoleListener:
     """Shows messages, spinners and progress on a console."""
 
-    # name_of: by default the settings that vary name a point. trials_s: as for `PointProgress`.
+    # `PointProgress` has the meaning of `name_of` and `trials_s`.
     def __init__(
         self,
         console: Console,
@@ -61,7 +62,7 @@ class ConsoleListener:
         say(self._console, line)
 
     def waiting(self, what: str) -> AbstractContextManager[object]:
-        """Show what is waited for: a spinner on a terminal, a line elsewhere."""
+        """Show what the user waits for: a spinner on a terminal, a line elsewhere."""
         return show_phase(self._console, what)
 
     def progress(self, plan: Plan, trials: int) -> PointProgress:
@@ -76,14 +77,14 @@ class ConsoleListener:
 class PointProgress:
     """Prints a line per finished point; on a terminal it also redraws the points that run.
 
-    The redrawn lines are never wrapped and fit on the screen, because rich cannot erase more.
+    The redrawn lines fit on the screen and never wrap, because rich could not erase more lines.
 
     Args:
         plan: the points to run.
         console: where to print.
-        trials: how many points finish, over all rounds; by default each point once.
+        trials: number of trials over all rounds; by default one for each point.
         name_of: returns the name of a point; by default the settings that vary name it.
-        trials_s: estimated seconds of all points; the time left follows from it until points end.
+        trials_s: estimated duration of all trials, to show the time left before the first end.
     """
 
     def __init__(
@@ -104,13 +105,14 @@ class PointProgress:
             self._widths[name] = max(len(_show_setting(point, name)) for point in plan.points)
         self._total = len(plan.points) if trials is None else trials
         self._done = 0
-        # Skipped points take no time, so they do not count for the pace.
+        # Without skipped points: they take no time, so the pace ignores them.
         self._measured = 0
         self._began_s = time.monotonic()
-        # Seconds of a point; the estimate counts as one point that was measured.
+        # Seconds per point. In the mean pace, the estimate counts as one measured point.
         self._estimated_s = (trials_s or 0.0) / max(1, self._total)
         self._pace_s = self._estimated_s
-        # Replaced, never changed, because another thread draws it.
+        # Attempts in flight with their start times. The dict is replaced and never mutated, because
+        # another thread draws it.
         self._running: dict[int, tuple[PointStarted, float]] = {}
         self._live = (
             Live(console=console, refresh_per_second=2, get_renderable=self.picture, transient=True)
@@ -130,7 +132,7 @@ class PointProgress:
             self._console.print()
 
     def show(self, event: Event) -> None:
-        """Count an event; print a line if a point ended or hangs, or a round has trials."""
+        """Count an event; print a line for a point that ended or hangs, and for a new round."""
         if isinstance(event, PointAdded):
             self._total += 1
         elif isinstance(event, PointStarted):
@@ -146,28 +148,32 @@ class PointProgress:
             if event.trials:
                 self._print(f"round {event.round} of {event.rounds}", "")
         else:
-            self._running = {
-                index: started for index, started in self._running.items() if index != event.index
-            }
-            record = event.record
-            line = f"{self._number()}  {self._outcome(record)}"
-            if isinstance(event, PointRetried):
-                self._print(f"{line} (tried once more)", "yellow")
-                return
-            self._done += 1
-            if record.status is not Status.SKIPPED:
-                self._measured += 1
-                passed_s = time.monotonic() - self._began_s
-                counted = self._measured + (self._estimated_s > 0)
-                self._pace_s = (passed_s + self._estimated_s) / counted
-            left = "" if self._live else self._left()
-            self._print(f"{line}  {left}".rstrip(), _STYLES.get(record.status, "red"))
+            self._show_end(event)
+
+    def _show_end(self, event: PointFinished | PointRetried) -> None:
+        """Count the end of an attempt and print its outcome."""
+        self._running = {
+            index: started for index, started in self._running.items() if index != event.index
+        }
+        record = event.record
+        line = f"{self._number()}  {self._outcome(record)}"
+        if isinstance(event, PointRetried):
+            self._print(f"{line} (tried once more)", "yellow")
+            return
+        self._done += 1
+        if record.status is not Status.SKIPPED:
+            self._measured += 1
+            passed_s = time.monotonic() - self._began_s
+            points = self._measured + 1 if self._estimated_s else self._measured
+            self._pace_s = (passed_s + self._estimated_s) / points
+        left = "" if self._live else self._left()
+        self._print(f"{line}  {left}".rstrip(), _STYLES.get(record.status, "red"))
 
     def _print(self, line: str, style: str) -> None:
         self._console.print(Text(line, style=style if self._live else ""), soft_wrap=True)
 
     def picture(self) -> RenderableType:
-        """Return what is redrawn: the running points, as many as fit, and the counts of all."""
+        """Return the redrawn lines: as many running points as fit, and the counts."""
         running = list(self._running.values())
         most = max(1, self._console.height - 4)
         indent = " " * len(self._number())
@@ -181,7 +187,7 @@ class PointProgress:
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
     def line(self) -> str:
-        """Return the picture as one line: the counts of all points, and a point that runs."""
+        """Return the progress as one line: the counts, a running point and the time left."""
         counts = f"{self._done} of {self._total} points"
         running = [self._name(event.point) for event, _ in self._running.values()]
         more = f" and {len(running) - 1} more" if len(running) > 1 else ""
@@ -201,19 +207,19 @@ class PointProgress:
         return f"about {duration} left"
 
     def _name(self, point: Point) -> str:
-        """Return the settings of a point that vary, in columns of equal width, or its id."""
+        """Return the settings of a point that vary, padded to columns; its id if none varies."""
         if self._name_of is not None:
             return self._name_of(point)
         cells = (f"{_show_setting(point, name):<{self._widths[name]}}" for name in self._varying)
         return " ".join(cells) or point.point_id
 
     def _outcome(self, record: Record) -> str:
-        """Return the status, the settings, and the step time with its rate, or the reason."""
+        """Return status and settings, then step time and rate, or the reason of the failure."""
         if record.status is Status.OK:
-            reached = rate_columns(record, mean_step_ms(record))
-            rates = [(rate, getattr(reached, rate.name)) for rate in MAIN_RATES]
-            rate = next((formatting.rate(*pair) for pair in rates if pair[1]), "")
-            outcome = f"{formatting.duration(typical_step_ms(record)):>9}  {rate}".rstrip()
+            columns = rate_columns(record, mean_step_ms(record))
+            rates = [(rate, getattr(columns, rate.name)) for rate in MAIN_RATES]
+            rate_text = next((formatting.rate(rate, value) for rate, value in rates if value), "")
+            outcome = f"{formatting.duration(typical_step_ms(record)):>9}  {rate_text}".rstrip()
         else:
             failure = formatting.plain(failure_of_record(record))
             outcome = formatting.cut_middle(failure, 300)
@@ -222,7 +228,7 @@ class PointProgress:
 
 
 def _show_setting(point: Point, name: str) -> str:
-    """Return a setting of a point: `ws 4`, `NAME=value`, a text alone, or `none` if it has none."""
+    """Return a setting as text, such as `ws 4`, `NAME=value` or `bf16`."""
     value = point.settings.get(name, "none")
     label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     if name in point.env:

@@ -21,9 +21,10 @@ from raybench.sweep.loop import Event
 
 
 def listener_here() -> Listener:
-    """Return what shows a sweep to the user of this process; nothing goes to stdout.
+    """Return the listener for this process: for a notebook, a terminal or another stream.
 
-    A notebook and a terminal get one line that is updated, other streams a line for each point.
+    A notebook or a terminal shows one line that is updated, another stream a line for each point.
+    Nothing goes to stdout.
     """
     if (display := _notebook_display()) is not None:
         return LineListener(NotebookLine(display))
@@ -38,7 +39,7 @@ class UpdatedLine(Protocol):
         """Add a line that stays; any thread may call it."""
 
     def update(self, make_text: Callable[[], str]) -> None:
-        """Replace the line; it may be made again while it is shown."""
+        """Replace the line; `make_text` may be called again to refresh the text."""
 
     def close(self) -> None:
         """Stop replacing the line."""
@@ -48,7 +49,7 @@ class UpdatedLine(Protocol):
 
 
 class LineListener:
-    """Shows messages as lines that stay, and the course of a sweep as one line."""
+    """Shows messages as lines that stay, and the progress of a sweep as one updated line."""
 
     def __init__(self, line: UpdatedLine) -> None:
         self._line = line
@@ -76,7 +77,7 @@ class LineListener:
 
 
 class LineProgress:
-    """Shows which point runs, how many are done, and how long the rest may take."""
+    """Updates a line with the counts of points, a running point and the time left."""
 
     def __init__(self, line: UpdatedLine, plan: Plan, trials: int) -> None:
         self._line = line
@@ -117,7 +118,7 @@ class TerminalLine:
                 get_renderable=self._picture,
                 refresh_per_second=2,
                 transient=True,
-                # What the caller prints meanwhile must stay on stdout.
+                # Output that the caller prints meanwhile must stay on stdout.
                 redirect_stdout=False,
                 redirect_stderr=False,
             )
@@ -138,10 +139,10 @@ class TerminalLine:
 
 
 class NotebookLine:
-    """Lines in the output of a notebook's cell, of which the last one is replaced.
+    """Lines in the output of a notebook's cell; `update` replaces the last line.
 
     Args:
-        display: takes a dict of texts by MIME type, and whether it replaces the last one.
+        display: shows texts by MIME type; if its flag is set, they replace the texts before.
     """
 
     def __init__(self, display: Callable[[dict[str, str], bool], None]) -> None:
@@ -161,7 +162,7 @@ class NotebookLine:
         self._show()
 
     def close(self) -> None:
-        """Leave the line as it is."""
+        """Keep the line."""
 
     def show_cursor(self) -> None:
         """Do nothing: a cell has no cursor."""
@@ -174,8 +175,8 @@ class NotebookLine:
 
 
 def _notebook_display() -> Callable[[dict[str, str], bool], None] | None:
-    """Return what shows texts in the current cell; None outside of a notebook."""
-    # Nobody has a notebook who has not imported IPython.
+    """Return a function that shows texts in the current cell; None outside of a notebook."""
+    # A notebook has imported IPython already, so other programs need not import it.
     module: Any = sys.modules.get("IPython")
     shell = module.get_ipython() if module is not None else None
     if not hasattr(shell, "kernel"):

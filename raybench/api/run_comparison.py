@@ -1,4 +1,4 @@
-"""Two sides of runs compared in Python: changes, their intervals and verdicts."""
+"""A comparison of runs in Python: changes, their intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ReportFormat = Literal["text", "md", "html", "json"]
 
 
 def check_format(format: str) -> None:
-    """Raise UsageError for a format that no report has."""
+    """Raise UsageError for an unknown format."""
     if format not in get_args(ReportFormat):
         known = ", ".join(get_args(ReportFormat))
         raise UsageError(f"format: must be one of {known}, given {quote(format)}")
@@ -36,7 +36,7 @@ def compare_runs(base: ComparedSide, new: ComparedSide, threshold: float) -> Run
 
     Raises:
         ResultsError: a run is on both sides, or cannot be read.
-        UsageError: one of the runs is a health check, or the threshold is no share.
+        UsageError: one of the runs is a health check, or the threshold is not from 0 to 1.
     """
     if not 0 <= threshold < 1:
         raise UsageError(f"threshold: must be a share, as in 0.015, given {threshold}")
@@ -51,17 +51,17 @@ def compare_runs(base: ComparedSide, new: ComparedSide, threshold: float) -> Run
 
 @dataclass(frozen=True, kw_only=True)  # no slots, which cached_property needs
 class RunComparison:
-    """What changed from one run, or several, to another."""
+    """The changes from one side of runs to another."""
 
     document: Comparison
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """A row for each point: its settings, both rates, the change and its verdict.
+        """One row per point: settings, both rates, the change and its verdict.
 
         `change` is relative, 0.05 for 5 % more samples/s than the base, with the ends of its 95 %
-        interval. `verdict` is slower, faster, same or unclear, and `reason` says why it is unclear;
-        a point that was not measured on both sides has neither.
+        interval. `verdict` is slower, faster, same or unclear, and `reason` says why a point is
+        unclear; a point that was not measured on both sides has no verdict and no reason.
         """
         from raybench.analysis.frames import compared_frame
         from raybench.report.words.compare import not_decided
@@ -75,11 +75,11 @@ class RunComparison:
 
     @property
     def verdicts(self) -> dict[str, int]:
-        """How many points have each verdict."""
+        """Number of points for each verdict."""
         return dict(self.document.verdicts)
 
     def report(self, format: ReportFormat = "text", *, full: bool = False) -> str:
-        """Return what changed, as `raybench compare` prints it; arguments as `RunResult.report`."""
+        """Return the report of `raybench compare`; for the arguments see `RunResult.report`."""
         from raybench.report.documents import format_document
 
         check_format(format)
@@ -92,7 +92,7 @@ class RunComparison:
         return format_document(replace(self.document, is_short=is_short), kind)
 
     def save_page(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page of the comparison, with a bar for each change, and return its path.
+        """Write the page of the comparison as HTML and return its path.
 
         Raises:
             ResultsError: the file cannot be written.
@@ -103,7 +103,7 @@ class RunComparison:
         return Path(path)
 
     def __repr__(self) -> str:
-        """Return the two sides, and below them what changed."""
+        """Return the two sides, then the answer of the comparison."""
         sides = []
         for runs in (self.document.new, self.document.base):
             more = f" and {counted(len(runs) - 1, 'more run')}" if len(runs) > 1 else ""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def open_run(run: str | os.PathLike[str], results: str | os.PathLike[str] = "results") -> RunResult:
-    """Return a run that was measured earlier.
+    """Return a stored run.
 
     >>> import raybench
     >>> run = raybench.open_run("ddp_scaling-20261122", "results/examples")
@@ -39,12 +39,12 @@ def open_run(run: str | os.PathLike[str], results: str | os.PathLike[str] = "res
     'ok'
 
     Args:
-        run: an id, its unique prefix, the name of a job (its newest run), "latest", or a folder:
-            of results (its newest run), or of a run in one of their tables.
+        run: an id or its unique prefix, "latest", the name of a job or a results folder (meaning
+            the newest run), or the folder of a run in a table.
         results: the results folder, unless `run` is a folder.
 
     Raises:
-        ResultsError: there is no such run, or several.
+        ResultsError: no run matches, or several runs do.
     """
     from raybench.results.reader import LATEST, find_run
 
@@ -66,22 +66,22 @@ class RunResult:
 
     @property
     def status(self) -> str:
-        """How far the run has come: running, ok, failed or interrupted."""
+        """Status of the run: running, ok, failed or interrupted."""
         return str(self._run.status)
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """A row for each point, with few columns; `raybench.load` has their types."""
+        """One row per point, with the most important columns; see `raybench.load`."""
         return self.table("summary")
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """The table `points` as it is stored: a row for each attempt at a point."""
+        """The stored table `points`: one row per attempt at a point."""
         return self.table("points")
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """The table `samples` as it is stored: a row for each iteration and rank."""
+        """The stored table `samples`: one row per iteration and rank."""
         return self.table("samples")
 
     def table(self, name: str) -> pd.DataFrame:
@@ -95,7 +95,7 @@ class RunResult:
         return load(self.results, name, self.run_id)
 
     def report(self, format: ReportFormat = "text", *, full: bool = False) -> str:
-        """Return what the run found, as `raybench report` prints it.
+        """Return the report of the run, as `raybench report` prints it.
 
         >>> import raybench
         >>> run = raybench.open_run("gemm", "results/examples")
@@ -104,7 +104,7 @@ class RunResult:
 
         Args:
             format: text for reading, md for a pull request, html for a page, json for programs.
-            full: of text: all tables, findings and legends.
+            full: print all tables, findings and legends; only for text.
         """
         from raybench.api.pictures import page_of
         from raybench.report.documents import format_document
@@ -116,7 +116,7 @@ class RunResult:
         return format_document(self._document(is_short=format == "text" and not full), kind)
 
     def save_page(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page of the run, one HTML file that loads nothing else, and return its path.
+        """Write the page of the run as one self-contained HTML file and return its path.
 
         Raises:
             ResultsError: the file cannot be written.
@@ -127,7 +127,7 @@ class RunResult:
         return Path(path)
 
     def chart(self) -> Picture:
-        """Return the picture that the page begins with; a notebook shows it.
+        """Return the first chart of the page; a notebook shows the chart.
 
         Raises:
             UsageError: no point was measured, so there is nothing to draw.
@@ -141,25 +141,25 @@ class RunResult:
         repeats: Sequence[RunResult | str] = (),
         threshold: float = 0.015,
     ) -> RunComparison:
-        """Compare this run with another one: slower means that this run is slower.
+        """Compare this run with a base: slower means that this run is slower than the base.
 
-        A verdict needs two runs on each side, three are better; with fewer there are changes alone.
+        A verdict needs two or more runs on each side; with one run there are only changes.
 
         Args:
-            base: what to compare with: a run, its name as for `open_run`, a tag as in "driver=580",
-                or several runs of the same thing.
-            repeats: further runs of the same thing as this run.
-            threshold: smaller changes count as none, as a share.
+            base: a run, a name as for `open_run`, a tag as in "driver=580", or several repeated
+                runs.
+            repeats: further runs of the same job and version as this run.
+            threshold: smallest change that counts, as a share.
 
         Raises:
-            ResultsError: there is no such run, or it is on both sides.
+            ResultsError: there is no such run, or a run is on both sides.
             UsageError: one of the runs is a health check.
         """
         sides = _side(base, self.results), _side([*repeats, self], self.results)
         return compare_runs(*sides, threshold)
 
     def __repr__(self) -> str:
-        """Return id, status and counts of points, and below them what the run found."""
+        """Return id, status and counts of points, then the answer of the run."""
         from raybench.report.run_report import RunReport
         from raybench.report.words.run import counts
 
@@ -212,7 +212,7 @@ class RunResult:
 
 
 def _side(runs: RunResult | str | Sequence[RunResult | str], results: Path) -> ComparedSide:
-    """Return the side of one run or of several runs; `results` has those given by name."""
+    """Return a side of a comparison; runs given by name are looked up in `results`."""
     if isinstance(runs, str):
         return find_side(results, runs)
     stored: list[StoredRun] = []
@@ -228,13 +228,13 @@ def _side(runs: RunResult | str | Sequence[RunResult | str], results: Path) -> C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A chart as a picture; a notebook shows it."""
+    """A chart that a notebook shows."""
 
     svg: str
     png: bytes
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture to a file that ends in .svg or .png, and return its path.
+        """Write the chart to a file that ends in .svg or .png, and return its path.
 
         Raises:
             UsageError: the file has another ending.

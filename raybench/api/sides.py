@@ -1,4 +1,4 @@
-"""The two sides of a comparison: which runs they are, and how they compare."""
+"""The two sides of a comparison: find their runs and compare them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from raybench.health.comparison import HealthComparison
     from raybench.report.comparison import Comparison
 
-# A tag is looked for in so many runs before the newest run that has it.
+# Number of runs before the newest tagged run in which the tag is searched.
 _MOST_TAGGED = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedSide:
-    """BASE or NEW."""
+    """One side of a comparison, BASE or NEW."""
 
     newest: StoredRun
     # How the user named the side.
@@ -32,7 +32,8 @@ class ComparedSide:
     is_tag: bool = False
     # The other runs, the oldest first.
     others: Sequence[StoredRun] = ()
-    # Runs with the tag and other facts than `newest`, the newest first.
+    # Runs that have the tag but are not compared, because hardware or software differs from
+    # `newest`. The newest first.
     left_out: Sequence[StoredRun] = ()
 
     @property
@@ -47,12 +48,12 @@ class ComparedSide:
 
 
 def find_side(results: Path, text: str) -> ComparedSide:
-    """Find the runs that `text` names: a RUN of `report`, several with commas, or a NAME=VALUE tag.
+    """Find the runs that `text` names: one run, several with commas, or a tag NAME=VALUE.
 
     Raises:
         ResultsError: there is no such run.
     """
-    # Path.exists would raise for a name that no file can have.
+    # Path.exists would raise if `text` is no valid file name.
     if os.path.exists(text):  # noqa: PTH110
         return ComparedSide(newest=find_stored(results, text), words=text)
     if "=" in text:
@@ -64,10 +65,10 @@ def find_side(results: Path, text: str) -> ComparedSide:
 
 
 def side_of(runs: Sequence[StoredRun], words: str = "") -> ComparedSide:
-    """Return the side of these runs, each once.
+    """Make a side of runs; duplicates are dropped.
 
     Args:
-        runs: at least one.
+        runs: at least one run.
         words: how the user named the side; by default the ids of the runs.
     """
     by_id = {run.run_id: run for run in runs}
@@ -76,27 +77,28 @@ def side_of(runs: Sequence[StoredRun], words: str = "") -> ComparedSide:
 
 
 def _runs_with_tag(results: Path, text: str) -> ComparedSide:
-    """Find the newest run with the tag `text`, and earlier runs with the tag and the same facts."""
+    """Find the newest run with a tag, and earlier runs with the same tag and the same facts."""
     from raybench.analysis.compare import lasting_changes
     from raybench.results import reader
 
     name, _, value = text.partition("=")
+    # The newest run first. This iterator is shared: the search for `others` goes on after `newest`.
     runs = (StoredRun(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
     newest = next((run for run in runs if run.has_tag(name, value)), None)
     if newest is None:
         rows = reader.read_table(results, "runs", None, ("tags",))["tags"]
         tags = [row or {} for row in rows.to_pylist(maps_as_pydicts="strict")]
         names = sorted({f"{key}={tag}" for row in tags for key, tag in row.items()})
-        there = f"there are: {', '.join(names[:5])}" if names else "no run has tags"
-        raise ResultsError(f"{results}: no run with the tag {text!r}; {there}")
+        hint = f"there are: {', '.join(names[:5])}" if names else "no run has tags"
+        raise ResultsError(f"{results}: no run with the tag {text!r}; {hint}")
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
-    same = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
+    same_facts = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
     return ComparedSide(
         newest=newest,
         words=text,
         is_tag=True,
-        others=[run for run in reversed(others) if run.run_id in same],
-        left_out=[run for run in others if run.run_id not in same],
+        others=[run for run in reversed(others) if run.run_id in same_facts],
+        left_out=[run for run in others if run.run_id not in same_facts],
     )
 
 
@@ -110,10 +112,10 @@ def check_apart(base: ComparedSide, new: ComparedSide) -> None:
 
 
 def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) -> Comparison:
-    """Compare two sides, the base first.
+    """Compare two sides.
 
     Args:
-        sides: BASE and NEW.
+        sides: BASE and NEW, in this order.
         threshold: the smallest change that counts, as a share.
 
     Raises:
@@ -167,7 +169,7 @@ def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) ->
 
 
 def _machine(data: RunData) -> str:
-    """Return the devices of a run, as in `4 x NVIDIA H200 on 1 node`, or else its cluster."""
+    """Return the devices of a run, as in `4 x NVIDIA H200 on 1 node`; if unknown, its cluster."""
     from raybench.report import formatting
     from raybench.report.documents import records
 
@@ -191,16 +193,21 @@ def compare_health(
     checks: list[str] = []
     others: list[str] = []
     for run in (*base.runs, *new.runs):
-        is_check = load_health(run.root, run.run_id) is not None
-        (checks if is_check else others).append(run.run_id)
+        if load_health(run.root, run.run_id) is None:
+            others.append(run.run_id)
+        else:
+            checks.append(run.run_id)
     if checks and others:
         raise UsageError(
             f"{checks[-1]} is a health check and {others[-1]} is none: compare checks alone"
         )
-    before = load_health(base.newest.root, base.newest.run_id)
-    now = load_health(new.newest.root, new.newest.run_id)
-    if before is None or now is None:
+    base_check = load_health(base.newest.root, base.newest.run_id)
+    new_check = load_health(new.newest.root, new.newest.run_id)
+    if base_check is None or new_check is None:
         return None
-    figures = trace_figures([before.findings, now.findings], 1 + threshold)
-    around = changes(base.newest.facts, new.newest.facts)
-    return HealthComparison(base=before, new=now, figures=figures, changes=around)
+    return HealthComparison(
+        base=base_check,
+        new=new_check,
+        figures=trace_figures([base_check.findings, new_check.findings], 1 + threshold),
+        changes=changes(base.newest.facts, new.newest.facts),
+    )

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from raybench.results.point_row import PointRow
     from raybench.workloads.functions import StepFunctions
 
-# A step that takes longer than a third of a second gets fewer than 30 samples.
+# Limit of the whole measurement, as a multiple of the timed seconds. With a limit of 10 s, a step
+# of more than a third of a second gets fewer than 30 samples.
 _BUDGET = 10.0
 
 
 class MeasureOptions(TypedDict, total=False):
     """Further options of `raybench.measure`."""
 
-    # auto is the GPU where set-up or step use one; with workers, GPUs where the cluster has any.
+    # auto: the GPU if set-up or step use it; with workers, GPUs if the cluster has any.
     device: DeviceChoice
     # With workers: auto, local or HOST:PORT of a Ray cluster.
     address: str
@@ -50,24 +51,24 @@ def measure(
     >>> timing.name, timing.median_ms > 0
     ('sum', True)
 
-    The step is warmed up, and timed for `seconds`, by CUDA events on a GPU and by the host's clock
-    on a CPU. It must not wait for the device, unless the wait is to be timed. Where
-    torch.distributed is initialised, all its ranks must call this.
+    The step is warmed up and then timed, with CUDA events on a GPU and with the host's clock on a
+    CPU. The step should not synchronize with the device, unless this is to be timed. Collective:
+    if torch.distributed is initialised, all its ranks must call this function.
 
     Args:
-        step: one iteration; gets what `setup` returns, if there is a set-up.
-        items: what a step finishes on one rank, for the rate.
-        setup: runs once, in each worker; gets a `raybench.Context` if it has a parameter.
-        workers: time the step on so many workers of a cluster, to which the functions are sent,
-            with torch.distributed as under torchrun; None: in this process, without Ray.
-        seconds: timed seconds; at most ten times as long is spent on warm-up and slow steps.
+        step: one iteration; with a `setup`, its argument is the result of `setup`.
+        items: number of items, such as samples, that a step finishes on one rank.
+        setup: runs once in each process; gets a `raybench.Context` if it has a parameter.
+        workers: number of workers of a cluster on which the step is timed, with torch.distributed
+            as under torchrun; the functions are pickled. None: time in this process, without Ray.
+        seconds: timed seconds; warm-up and slow steps may take ten times as long in all.
         flush_l2: empty the L2 cache of the GPU before each sample; only in this process.
         options: device and address; see `MeasureOptions`.
 
     Raises:
-        UsageError: an argument is wrong, or the functions cannot be sent.
+        UsageError: an argument is wrong, or the functions cannot be pickled.
         StepError: the functions failed on a worker.
-        ClusterError: there is no cluster that fits.
+        ClusterError: there is no suitable cluster.
         KeyboardInterrupt: the step was interrupted.
     """
     from raybench.workloads.functions import StepFunctions
@@ -98,14 +99,14 @@ class StepTiming:
     name: str
     # A row for each timed sample and rank: rank, iteration, step_ms.
     samples: pd.DataFrame
-    # Median step time; of ranks that do not agree within 1 %, that of the slowest rank.
+    # Median step time; if ranks differ by more than 1 %, the median of the slowest rank.
     median_ms: float
-    # The 95 % interval of the median within this start; None for fewer than 6 samples. Another
-    # start of the process may differ by more.
+    # 95 % interval of the median in this process; None for fewer than 6 samples. Another process
+    # may differ by more.
     interval_ms: tuple[float, float] | None
-    # The whole time divided by the number of steps.
+    # Timed duration divided by the number of steps.
     mean_ms: float
-    # Over all ranks, by the mean step; None without `items`.
+    # Sum over all ranks, from `mean_ms`; None without `items`.
     items_per_s: float | None
     # Reasons to doubt the numbers, as clauses.
     doubts: tuple[str, ...]
@@ -113,11 +114,11 @@ class StepTiming:
     method: str
 
     def __repr__(self) -> str:
-        """Return the median with its interval, how it was timed, and the doubts."""
+        """Return the median with its interval, the method, and the doubts."""
         return "\n".join([f"<StepTiming of {self.name}: {self._result}>", *self._notes])
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
+        """Return the text of `__repr__` for a notebook."""
         from raybench.report.notebook import format_lines
 
         return format_lines([f"{self.name}: {self._result}"], self._notes)
@@ -142,7 +143,7 @@ class StepTiming:
 
 
 def _check(step: object, setup: object, items: object, workers: Any, seconds: Any) -> None:
-    """Raise UsageError for an argument that cannot be used."""
+    """Raise UsageError for a wrong argument."""
     if not callable(step):
         raise UsageError(f"step: must be a function, given {quote(step)}")
     if setup is not None and not callable(setup):
@@ -218,7 +219,7 @@ def _time_here(
 def _time_on_workers(
     functions: StepFunctions, job: Job, device: DeviceChoice, address: str
 ) -> StepTiming:
-    """Time the functions by a sweep of one point, whose tables are not kept."""
+    """Time the functions in a sweep of one point; its tables are temporary."""
     from raybench.analysis.frames import timed_samples
     from raybench.analysis.rows import point_rows
     from raybench.api.progress_line import listener_here
@@ -262,7 +263,7 @@ def _time_on_workers(
 def _timing(
     functions: StepFunctions, row: PointRow, samples: pd.DataFrame, *, flush_l2: bool
 ) -> StepTiming:
-    """Return what a measured point says of its step."""
+    """Make the result from the row and the samples of the measured point."""
     from raybench.report.words.doubts import doubt_words
 
     low, high = row.step_ms_ci_low, row.step_ms_ci_high

@@ -35,7 +35,7 @@ class StoredRun:
 
     @cached_property
     def facts(self) -> dict[Fact, str]:
-        """Return what may change a measured time."""
+        """Return the hardware and software of the run, which may change a measured time."""
         from raybench.analysis.compare import facts
         from raybench.results import reader
 
@@ -58,7 +58,7 @@ class StoredRun:
 
 
 def find_stored(results: Path, text: str) -> StoredRun:
-    """Return the run that `text` names, as for `find_run`."""
+    """Return the run that `text` names; see `find_run`."""
     from raybench.results.reader import find_run
 
     root, run_id = find_run(results, text)
@@ -71,8 +71,7 @@ def load_health(
     """Return the report of a health check; None if the run is not a health check.
 
     Args:
-        results: the folder of results.
-        run: as `raybench report` takes it.
+        run: a name of a run, as for `raybench report`.
         references: by default, the references that come with raybench.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Run a job from Python, and what is left of a run to its end."""
+"""Run a job from Python; the command shares `carry_out`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from raybench.sweep.listener import Listener
     from raybench.sweep.run_state import RunState, RunTarget
 
-# A report of 1,000 points takes 5.5 s with a part for each point and 1.5 s with one part; with
-# fewer parts than this, the difference is below a second.
+# The table `points` is compacted if it has this many parts. A report of 1,000 points takes 5.5 s
+# with 1,000 parts and 1.5 s with one part; with fewer parts than this, a second more at most.
 _MANY_PARTS = 200
 
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 
 
 class SweepOptions(TypedDict, total=False):
-    """Further options of `raybench.sweep`, as those of the command."""
+    """Further options of `raybench.sweep`; the command has the same options."""
 
     # Tags to store with the run.
     tags: Mapping[str, str]
@@ -50,27 +50,27 @@ def sweep(
     address: str = "auto",
     **options: Unpack[SweepOptions],
 ) -> RunResult:
-    """Run a job on a cluster and return its run, as `raybench sweep` does.
+    """Run a job on a cluster, as `raybench sweep` does, and return its run.
 
-    `raybench.sweep("ddp_scaling.yaml", set={"matrix.world_size": [1, 2]})` takes a file; a dict
-    with the keys of a file does as well.
+    Example: `raybench.sweep("ddp_scaling.yaml", set={"matrix.world_size": [1, 2]})`.
 
     Progress goes to stderr, or to the output of a notebook's cell. Ctrl-C, or an interrupt of the
-    kernel, lets the points in flight finish and returns what was measured; a second one stops now.
+    kernel, waits for the points in flight and returns what was measured. A second interrupt stops
+    these points.
 
     Args:
         job: path of a job file, or a dict with its keys.
-        set: values that replace those of the job, by dotted key, as `--set`.
-        filter: run only the points for which this is true, as in "world_size > 1".
+        set: dotted key -> value, in place of the settings of the job; as `--set`.
+        filter: run only the points for which this expression is true, as in "world_size > 1".
         results: folder for the result tables.
-        device: auto takes GPUs where the cluster has any, else CPU workers.
-        address: auto, local or HOST:PORT of a Ray cluster. A Ray that this process has joined
-            already is used, and stays joined.
+        device: auto takes GPUs if the cluster has any, else CPU workers.
+        address: auto, local or HOST:PORT of a Ray cluster. If this process has joined a cluster
+            already, this cluster is used, and stays joined.
         options: tags, wait_s, shared; see `SweepOptions`.
 
     Raises:
         JobError: the job has problems, one line each.
-        ClusterError: there is no cluster that fits, it is gone, or its devices are in use.
+        ClusterError: there is no suitable cluster, it is lost, or its devices are in use.
         ResultsError: the results cannot be written.
         UsageError: an argument is wrong.
         KeyboardInterrupt: the interrupt came before any point could start.
@@ -82,42 +82,46 @@ def sweep(
     from raybench.sweep.run_state import start_run
 
     where = target(results, device, address, options)
-    read, replaced = read_job(job, set, device=device, address=address)
-    plan = make_plan(read)
+    checked_job, cpu_line = read_job(job, set, device=device, address=address)
+    plan = make_plan(checked_job)
     if filter is not None:
         plan = replace(plan, points=select_points(plan.points, filter, "filter"))
     # A dict has no file that a command could name.
-    words = ["raybench.sweep", "job"] if isinstance(job, Mapping) else ["raybench", "sweep"]
-    words += [] if isinstance(job, Mapping) else [os.fspath(job)]
-    settings = [f"--set={text}" for text in override_texts(set)]
-    given = [("device", device), ("address", address)]
-    chosen = [f"--{name}={value}" for name, value in given if value != "auto"]
+    if isinstance(job, Mapping):
+        words = ["raybench.sweep", "job"]
+    else:
+        words = ["raybench", "sweep", os.fspath(job)]
+    arguments = [f"--set={text}" for text in override_texts(set)]
+    for name, value in (("device", device), ("address", address)):
+        if value != "auto":
+            arguments.append(f"--{name}={value}")
 
     def resume_command(run_id: str) -> str:
         folder = [] if where.output == Path("results") else ["-o", str(where.output)]
-        again = (*settings, *chosen, *folder, "--resume", run_id)
+        resumed_arguments = (*arguments, *folder, "--resume", run_id)
         if isinstance(job, Mapping):
-            return f"save the job as job.yaml, then: {command('sweep', 'job.yaml', *again)}"
-        return command("sweep", os.fspath(job), *again)
+            resumed = command("sweep", "job.yaml", *resumed_arguments)
+            return f"save the job as job.yaml, then: {resumed}"
+        return command("sweep", os.fspath(job), *resumed_arguments)
 
     start = start_run(
-        read,
+        checked_job,
         plan,
-        argv=[*words, *settings, *chosen],
-        tags=where_tags(options),
+        argv=[*words, *arguments],
+        tags=_tags_of(options),
         resume_command=resume_command,
     )
     listener = listener_here()
-    if replaced:
-        listener.tell(replaced)
-    run = carry_out(read, start, where, listener)
+    if cpu_line:
+        listener.tell(cpu_line)
+    run = carry_out(checked_job, start, where, listener)
     return RunResult(results=where.output, run_id=run.run_id)
 
 
 def target(
     results: str | os.PathLike[str], device: str, address: str, options: SweepOptions
 ) -> RunTarget:
-    """Return where a sweep of this process runs.
+    """Check the options of a sweep, and return where it runs.
 
     Raises:
         UsageError: an option is wrong.
@@ -152,16 +156,16 @@ def target(
     )
 
 
-def where_tags(options: SweepOptions) -> dict[str, str]:
-    """Return the tags of the options as texts."""
+def _tags_of(options: SweepOptions) -> dict[str, str]:
+    """Return the tags, with keys and values as text."""
     return {str(name): str(value) for name, value in options.get("tags", {}).items()}
 
 
 def carry_out(job: Job, start: RunState, where: RunTarget, listener: Listener) -> Run:
-    """Sweep the trials that are left, if any, and return the run as it ended.
+    """Run the trials of a run that are left, if any, and return the ended run.
 
     Raises:
-        RaybenchError: as `run_sweep`.
+        RaybenchError: the errors of `run_sweep`.
     """
     from raybench.sweep.run_rows import finish_without_trials
     from raybench.sweep.run_state import nothing_left_message
@@ -181,7 +185,7 @@ def carry_out(job: Job, start: RunState, where: RunTarget, listener: Listener) -
 
 
 def _compact_points(start: RunState, root: Path, listener: Listener) -> None:
-    """Put the rows of a run with many points into one part."""
+    """Put the points of a run into one part, if they are in many parts."""
     from raybench.results.columns import parts_of
     from raybench.results.writer import compact_points, hold_run
 
