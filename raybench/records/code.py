@@ -1,8 +1,8 @@
 """Hash the source files of a workload and of raybench.
 
-The files of a workload are its module and, recursively, the modules that it imports, unless they
-are in the standard library, in site-packages or in raybench. Imports are found by parsing, so
-imports by a computed name are missed.
+The files of a workload are its module and, recursively, the modules that it imports, without the
+standard library, site-packages and raybench. Imports are found by parsing, so imports by a computed
+name are missed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Code:
     workload: Mapping[str, str] = field(default_factory=dict)
     # Result of `raybench_sha256()`.
     raybench_sha256: str
-    # None if the workload is a module.
+    # None if the workload is not a script.
     script: ScriptFile | None = None
     # The pickled functions of workload `function`; empty for other workloads.
     functions: bytes = field(default=b"", repr=False)
@@ -55,7 +55,7 @@ def code_of(module: str) -> Code:
     """Return the hashes of raybench, of a workload's module, and of the modules that it imports.
 
     For a built-in workload, `Code.workload` has only files of `raybench/workloads/`. It is empty if
-    no file is found, as for a module in an archive.
+    the module has no file, as in an archive.
     """
     own_package = module.partition(".")[0]
     files = _hash_recursively(_module_files(module, own_package), own_package)
@@ -69,7 +69,7 @@ def code_of_script(path: Path) -> Code:
     """
     script = ScriptFile(path=str(path.absolute()), folder=str(Path.cwd()))
     saved_path = [*sys.path]
-    # Python, too, puts the folder of a script first.
+    # Python also puts the folder of a script first.
     sys.path.insert(0, str(path.absolute().parent))
     try:
         files = _hash_recursively([(path.name, path)])
@@ -79,7 +79,7 @@ def code_of_script(path: Path) -> Code:
 
 
 def code_here(code: Code) -> Code:
-    """Hash the same files on this host; missing files are left out.
+    """Hash the same files on this host; missing files are omitted.
 
     Raises:
         PermissionError: before Python 3.14, if a folder may not be entered.
@@ -103,8 +103,7 @@ def differing_files(base: Mapping[str, str], new: Mapping[str, str]) -> list[str
     """Return the sorted names of files that differ or are missing on one side.
 
     Args:
-        base: file name -> hash.
-        new: file name -> hash.
+        base, new: file name -> hash.
     """
     return sorted(name for name in {*base, *new} if base.get(name) != new.get(name))
 
@@ -159,15 +158,16 @@ def _hash_recursively(files: Iterable[tuple[str, Path]], own_package: str = "") 
 
 
 def _module_files(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of a user's module, and of each package that contains the module."""
-    # Skip raybench, the standard library and installed packages, unless the workload is in them.
+    """Yield name and path of a module, and of each package that contains the module."""
+    # Yield nothing for raybench, the standard library and installed packages, unless the workload
+    # itself is in `own_package`.
     top, *submodules = module.split(".")
     if top != own_package and (top == "raybench" or top in sys.stdlib_module_names):
         return
     files, folders = _find_top_level(top)
     if top != own_package and any(map(_is_installed, [*files, *folders])):
         return
-    # Walk down from the top package to the module.
+    # Walk down from the top package to the module; `folders` are the folders of the package so far.
     package_path = ""
     for part in (top, *submodules):
         if package_path:
@@ -185,7 +185,7 @@ def _find_top_level(name: str) -> tuple[list[Path], list[Path]]:
     try:
         return _files_and_folders(importlib.util.find_spec(name))
     except (ImportError, ValueError, AttributeError):
-        # A module object may have no spec, and a finder of the user may fail.
+        # A module may have no spec, and an import finder of the user may fail.
         return [], []
 
 
@@ -194,9 +194,9 @@ def _files_and_folders(spec: ModuleSpec | None) -> tuple[list[Path], list[Path]]
     if spec is None:
         return [], []
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if not (spec.has_location and spec.origin and Path(spec.origin).is_file()):
-        return [], folders
-    return [Path(spec.origin)], folders
+    has_file = spec.has_location and spec.origin and Path(spec.origin).is_file()
+    files = [Path(str(spec.origin))] if has_file else []
+    return files, folders
 
 
 def _is_installed(path: Path) -> bool:
@@ -208,10 +208,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _imported_names(content: bytes, file: str) -> Iterator[str]:
-    """Yield the dotted names that a source file imports, also inside functions and classes.
-
-    `from a import b` yields both `a` and `a.b`, which may not be a module.
-    """
+    """Yield the dotted names that a source file imports, also inside functions and classes."""
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -228,4 +225,5 @@ def _imported_names(content: bytes, file: str) -> Iterator[str]:
             base = ".".join([*parents, *([node.module] if node.module else [])])
             if base:
                 yield base
+                # An imported name may be a module or an attribute; try both.
                 yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")

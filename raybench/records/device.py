@@ -23,7 +23,7 @@ class Device:
     rack: Annotated[str, Column("", "of the node, by its label; empty: none")] = ""
     # torch's index with CUDA_DEVICE_ORDER=PCI_BUS_ID; for a CPU worker its number on the node.
     index: Annotated[int, Column("", "on its node, in PCI order")]
-    # Of the GPU; for a CPU worker "node/process id".
+    # UUID of a GPU; "node/process id" for a CPU worker.
     uuid: Annotated[str, Column("", "identity")]
     name: Annotated[str, Column("", "model")]
     pci_bus_id: Annotated[str | None, Column("", "PCI id")] = None
@@ -70,5 +70,5 @@ class Device:
 
     @property
     def lasting_name(self) -> str:
-        """Name that stays the same in all runs: UUID of a GPU, HOST:INDEX of a CPU worker."""
+        """Name that is the same in all runs: UUID of a GPU, HOST:INDEX of a CPU worker."""
         return self.uuid if self.kind == "cuda" else f"{self.host}:{self.index}"

@@ -68,20 +68,20 @@ def git_commit(folder: Path) -> str | None:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many hardware threads the affinity and the cgroup's quota let this process use.
+    """Return the number of hardware threads that affinity and cgroup quota let this process use.
 
     Args:
         root: root of the file system, for tests.
     """
     cores, folder = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup"
-    # The files of cgroups version 2 and of version 1, which has the period in another file.
+    # cgroups version 2 has "quota period" in one file; version 1 has the period in another file.
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
         try:
             quota, *period = (folder / name).read_text(encoding="ascii").split()
             period = period or [(folder / "cpu/cpu.cfs_period_us").read_text("ascii")]
             quota_us, period_us = int(quota), int(period[0])
         except (OSError, ValueError):
-            continue  # no quota (`max`), or no such cgroup
+            continue  # the quota is "max", or there is no such cgroup
         if quota_us > 0 and period_us > 0:
             cores = min(cores, quota_us // period_us)
     return max(1, cores)

@@ -60,14 +60,14 @@ class HangVerdict:
     number: int | None = None
     # How long a rank has waited in the collective when the verdict was found.
     waited_s: float | None = None
-    # Where the rank is in the user's code, as `train.py:88`; None without a stack.
+    # Line of the user's code that the rank executes, as `train.py:88`; None without a stack.
     line: str | None = None
     waiting_ranks: tuple[int, ...] = ()
-    # Where a collective does not finish: the two ranks that have finished the fewest collectives.
-    # Empty if no two ranks stand out.
+    # NOT_FINISHED: the two ranks that have finished the fewest collectives; empty if no two ranks
+    # stand out.
     slowest_pair: tuple[int, ...] = ()
-    # If the ranks called different collectives: the call of this rank and the call of the other
-    # ranks, as `all_reduce of 4096 float`.
+    # If the ranks called different collectives: the calls of this rank and of the other ranks, as
+    # `all_reduce of 4096 float`.
     called: str | None = None
     expected: str | None = None
     # Worst state of the recorders of all ranks.

@@ -19,11 +19,12 @@ class Samples:
     With inner loops, an entry is the mean of the steps of one loop.
     """
 
-    # Begin of the iteration since this rank began the point; for a script, since its process began.
+    # Start of the iteration, relative to the start of the point on this rank; for a script, to the
+    # start of its process.
     start_ns: tuple[int, ...] = ()
     # Duration by CUDA events on a GPU, by the host's clock on a CPU.
     step_ns: tuple[int, ...] = ()
-    # Duration until the host has issued the iteration; equals `step_ns` on a CPU.
+    # Time that the host needs to issue the iteration; equals `step_ns` on a CPU.
     host_ns: tuple[int, ...] = ()
     # Host time in each named part of the step, such as {"data": ...}.
     part_ns: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class Repetition:
     inner_iterations: int = 1
     # Warm-up steps until torch.compile stopped compiling; 0 if it compiled nothing.
     compiling_steps: int = 0
-    # Whether the step time stayed at one level; None after too few steps.
+    # Whether the step time had settled; None after too few steps.
     settled: bool | None = None
 
 
@@ -60,13 +61,13 @@ class RegionTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Data that one rank sends in a step by one kind of collective."""
+    """Data per rank and step, for one kind of collective."""
 
     kind: str
     # Size of the process groups.
     ranks: int
     calls: int
-    # Sum over all calls, as nccl-tests counts.
+    # Sum over all calls; message sizes as in nccl-tests.
     message_bytes: int
     # `message_bytes` times the busbw factor of nccl-tests.
     bus_bytes: float
@@ -96,7 +97,7 @@ class Breakdown:
 
     # Durations of steps without communication, in two blocks: before and after the queued steps.
     local_ms: tuple[tuple[float, ...], ...] = ()
-    # Median duration on the device of a queued step: the host issued it before it began.
+    # Median duration on the device of a queued step, which the host issued before the device began.
     device_ms: float | None = None
     # Median time of the optimizer in a queued step.
     optimizer_ms: float | None = None
@@ -149,7 +150,7 @@ class RankShare:
     items_per_s: float
     # Speed of a device that is slowed for emulation, relative to its full speed; None: full speed.
     slow_ratio: float | None
-    # Time that the exchange of gradients adds to a step of equal shares.
+    # Time that the exchange of gradients adds to a step with equal shares.
     exchange_ms: float
     # Longest step of a rank alone, plus `exchange_ms`.
     predicted_step_ms: float
@@ -215,8 +216,8 @@ class Measurement(RankMetrics):
 
     rank: int
     repetitions: tuple[Repetition, ...]
-    # Samples (rows, sequences) that this rank finishes in a step; if several ranks work on one
-    # sample, a fraction counts. None if the workload has no such number.
+    # Samples (rows, sequences) that this rank finishes in a step; a fraction if several ranks share
+    # one sample. None if the workload has no such number.
     items_per_step: float | None
     # Whether the process had run no point before; None for a script.
     is_of_new_process: bool | None = None
@@ -225,13 +226,13 @@ class Measurement(RankMetrics):
     busbw_factor: float | None = None
     # Bytes that a step reads and writes.
     memory_bytes: int | None = None
-    # As papers on MFU count: 6 FLOP per parameter and token.
+    # FLOP as in papers on MFU: 6 per parameter and token.
     model_flops_per_step: float | None = None
     # Rate of large matrix products on this device in the precision of the point.
     gemm_tflops: float | None = None
     throttle_reasons: tuple[str, ...] = ()
     timed_at_ns: tuple[SpanNs, ...] = ()
-    # Readings of another process during the timed blocks; empty if unknown.
+    # Sampled by another process during the timed blocks; empty if unknown.
     sm_clocks_mhz: tuple[int, ...] = ()
     breakdown: Breakdown | None = None
     profile: Profile | None = None
@@ -241,10 +242,10 @@ class Measurement(RankMetrics):
     nccl_choices: tuple[str, ...] = ()
     attention_kernels: tuple[str, ...] = ()
     doubts: tuple[Doubt, ...] = ()
-    # Whether the process is as fit for the next point as a new process.
+    # Whether the process can run the next point like a new process.
     worker_reusable: bool = True
     output: str = ""
-    # Process ids of the rank's script, which has ended.
+    # Ids of the ended processes of the rank's script.
     ended_processes: tuple[int, ...] = ()
 
     @property
@@ -264,9 +265,9 @@ class Failure:
     message: str
     # Traceback or end of the log.
     detail: str = ""
-    # Whether the process is known to be fit for the next point.
+    # Whether the process can run the next point; False if unknown.
     worker_reusable: bool = False
-    # `output` and `ended_processes` have the same meaning as in `Measurement`.
+    # As in `Measurement`.
     output: str = ""
     ended_processes: tuple[int, ...] = ()
     hang: HangVerdict | None = None

@@ -1,4 +1,4 @@
-"""What a column of a table is, and what a metric of a point is."""
+"""Columns of tables, and metrics of points."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Column:
     _: KW_ONLY
     # Empty: the name of the field is the name of the column.
     name: str = ""
-    # The fields below have the meaning that they have in `Metric`.
+    # The fields below have the same meaning as in `Metric`.
     heading: str = ""
     meaning: str = ""
     format: Format = "number"
@@ -122,7 +122,7 @@ def combine_ranks(over_ranks: OverRanks, values: Sequence[float | None]) -> floa
     is_sum_incomplete = over_ranks == "sum" and len(known) < len(values)
     if not known or is_sum_incomplete:
         return None
-    # `max`, `min` and `median` of Python may lose a NaN.
+    # Check first, because `max`, `min` and `median` of Python may lose a NaN.
     if any(map(math.isnan, known)):
         return math.nan
     return _COMBINE[over_ranks](known)

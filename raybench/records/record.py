@@ -17,10 +17,12 @@ from raybench.records.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLoad:
-    """How many cores of a host other processes kept busy, of those that CPU workers may use."""
+    """Load of other processes on the cores of a host that CPU workers may use."""
 
     host: str
+    # Mean number of cores that other processes kept busy.
     busy_cores: float
+    # Number of cores that CPU workers may use.
     cores: int
 
 
@@ -52,7 +54,7 @@ class Record:
     """One attempt at one point: its status, its failure, and its measurements."""
 
     point: Point
-    # Counts from 1, over all rounds of the point.
+    # Counts from 1 over all rounds of the point.
     attempt: int
     round: int = 1
     control_of: int = 0
@@ -70,13 +72,13 @@ class Record:
     # Traceback and last lines of output of that rank.
     error_detail: str | None = None
     hang: HangVerdict | None = None
-    # What each rank wrote, in rank order; empty if no rank wrote anything.
+    # Output of each rank, in rank order; empty if no rank wrote anything.
     outputs: tuple[str, ...] = ()
     # Ids of points that ran on the same nodes, and other users of the point's devices in words.
     neighbours: tuple[str, ...] = ()
     # Users of other devices of the point's nodes, in words.
     node_neighbours: tuple[str, ...] = ()
-    # The worst doubt of each kind and subject; empty unless ok.
+    # The worst doubt of each kind and subject; empty unless status is ok.
     doubts: tuple[Doubt, ...] = ()
     # Estimated peak memory of a rank; None if unknown, or on a CPU.
     mem_estimate_bytes: int | None = None
@@ -108,10 +110,10 @@ def status_by_point(statuses: Mapping[TrialKey, _Text]) -> dict[str, _Text]:
     return worst
 
 
-# The most important first; failures and unknown statuses are more important.
+# The most important status first. Failures and unknown statuses are more important than these.
 _NO_FAILURES = (Status.OK, Status.SKIPPED, Status.CANCELLED)
 
 
 def _priority(status: str) -> int:
-    """Return a smaller number for a more important status of a point."""
+    """Return a sort key: smaller for a more important status."""
     return _NO_FAILURES.index(status) if status in _NO_FAILURES else -1

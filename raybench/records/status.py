@@ -23,7 +23,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled", "cancelled", "was cancelled"
 
     def __new__(cls, value: str, label: str = "", clause: str = "") -> Self:
-        """Make a member; the tables hold its value."""
+        """Make a member; the tables store its value."""
         member = str.__new__(cls, value)
         member._value_, member.label, member.clause = value, label, clause
         return member
@@ -44,7 +44,7 @@ class Status(StrEnum):
         return self is Status.SKIPPED or (self.is_failure and self is not Status.LOST)
 
 
-# Plain strings can be looked up too: tables may hold statuses of later versions of raybench.
+# A lookup may be a plain string, because tables may hold statuses of later versions of raybench.
 NOT_RUN = frozenset({Status.SKIPPED, Status.CANCELLED})
 
 
@@ -52,7 +52,7 @@ FAILURES = frozenset(status for status in Status if status.is_failure)
 
 
 class RunStatus(StrEnum):
-    """How far a run has come; a run that is `running` without a driver was interrupted."""
+    """Status of a run; `running` without a driver means interrupted."""
 
     RUNNING = "running"
     OK = "ok"
@@ -68,7 +68,7 @@ class Cause(StrEnum):
 
     # Status of an attempt that ends for this cause.
     status: Status
-    # Whether the process of the rank died, so that its log may have the reason.
+    # Whether the process of the rank died. If so, its log may have the reason.
     is_death: bool
 
     PEER_FAILED = "PeerFailed", Status.LOST
@@ -93,7 +93,7 @@ class Cause(StrEnum):
     INTERRUPTED = "Interrupted", Status.CANCELLED
 
     def __new__(cls, value: str, status: Status, is_death: bool = False) -> Self:
-        """Make a member; the tables hold its value."""
+        """Make a member; the tables store its value."""
         member = str.__new__(cls, value)
         member._value_, member.status, member.is_death = value, status, is_death
         return member

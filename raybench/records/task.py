@@ -1,4 +1,4 @@
-"""What a worker group is asked to do."""
+"""The request to a group of workers: run one point."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RankInfo:
 class GroupSpec:
     """The name of a process group and the store in which its ranks meet."""
 
-    # Prefix of the group's keys in the store. Unique, because keys of an earlier group make gloo
-    # fail.
+    # Prefix of the group's keys in the store. Unique, because gloo fails if it finds the keys of an
+    # earlier group.
     name: str
     store_address: str
     store_port: int
@@ -47,8 +47,8 @@ class Task:
     profile: bool = False
     # The code that every worker must have loaded; None: any code.
     code: Code | None = None
-    # Each worker times large matrix products once in each of these precisions and in that of the
-    # point. None: in no precision.
+    # Precisions besides the precision of the point in which each worker once times large matrix
+    # products. None: no such timing, not even in the precision of the point.
     precisions: tuple[Precision, ...] | None = ()
 
     @property
