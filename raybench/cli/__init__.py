@@ -1,8 +1,8 @@
 """The command line: the only room that prints results and exits.
 
 stdout carries results; stderr carries progress and errors. `raybench.errors` has the exit codes of
-errors. Others are 1 (a point failed or is slower, or a check found something bad), 3 (a check left
-something untested), 5 (`ab` or `compare --fail-on` could not decide all points) and 130
+errors. Other exit codes are 1 (a point failed or is slower, or a check found something bad), 3 (a
+check left something untested), 5 (`ab` or `compare --fail-on` could not decide all points) and 130
 (interrupted).
 """
 
@@ -25,7 +25,7 @@ from raybench import __version__
 from raybench.cli.shared import keep_stderr_usable
 from raybench.errors import RaybenchError, ResultsWarning, UsageError, brief, how_to_install
 
-# Name -> module that holds the command, imported when it is called, and what it does.
+# Name of a command -> its module, which is imported when the command is called, and its short help.
 COMMANDS = {
     "sweep": ("raybench.cli.sweep", "Run a job on a cluster and report how it scales."),
     "plan": ("raybench.cli.sweep", "Check a job and list its points; needs no cluster."),
@@ -49,8 +49,8 @@ COMMANDS = {
 _RUN_PACKAGES = frozenset({"pynvml", "ray", "torch"})
 
 
-class _LateGroup(click.Group):
-    """A group whose commands are imported only when they are needed, so that `--help` is fast."""
+class _LazyGroup(click.Group):
+    """A group that imports commands when they are needed, so that `--help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -67,12 +67,12 @@ class _LateGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, what) for name, (_, what) in COMMANDS.items()])
+            formatter.write_dl([(name, short_help) for name, (_, short_help) in COMMANDS.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command as click does, but suggest the nearest name for an unknown one."""
+        """Resolve the command as click does, but for an unknown name suggest the nearest name."""
         is_unknown = bool(args) and args[0] not in COMMANDS and not args[0].startswith("-")
         if is_unknown and not ctx.resilient_parsing:
             from raybench.job.problems import say_unknown
@@ -81,18 +81,18 @@ class _LateGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return the names of the commands without help, for which click would import them all."""
+        """Complete names without help texts, because for these click would import all commands."""
         names = [CompletionItem(name) for name in COMMANDS if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
 
-@click.group(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="raybench %(version)s")
 def raybench() -> None:
     """Sweep a GPU benchmark over batch sizes, world sizes and precisions, on Ray."""
 
 
-def _complain(text: str) -> None:
+def _print_on_stderr(text: str) -> None:
     """Print the lines of a text on stderr, without control characters."""
     from raybench.report.formatting import name_program, printable
 
@@ -102,18 +102,18 @@ def _complain(text: str) -> None:
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Print each ResultsWarning once, as a line on stderr."""
-    said: set[str] = set()
+    printed: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
         if not issubclass(category, ResultsWarning):
-            usual(message, category, *rest, **named)
-        elif str(message) not in said:
-            said.add(str(message))
-            _complain(" ".join(str(message).split()))
+            original(message, category, *rest, **named)
+        elif str(message) not in printed:
+            printed.add(str(message))
+            _print_on_stderr(" ".join(str(message).split()))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", ResultsWarning)
-        usual = warnings.showwarning
+        original = warnings.showwarning
         warnings.showwarning = show
         yield
 
@@ -134,9 +134,9 @@ def _check_arguments() -> None:
 def main() -> None:
     """Run the command of `sys.argv` and raise SystemExit.
 
-    Every error is printed on stderr and has an exit code, which `raybench.cli` lists. A bug is
-    printed with its traceback. Call it in the main thread only: it replaces sys.stderr and the
-    handler of SIGINT.
+    Every error is printed on stderr and has an exit code, see `raybench.cli`; a bug also has a
+    traceback. Call this in the main thread only, because it replaces the handler of SIGINT and
+    sys.stderr.
     """
     keep_stderr_usable()
     has_ended = False
@@ -149,20 +149,20 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except click.ClickException as error:
-        # In one line: click prints its usage first, which hides the message.
+        # Print one line only: the usage, which click would print first, hides the message.
         message = " ".join(error.format_message().split()).removesuffix(".")
         context = error.ctx if isinstance(error, click.UsageError) else None
-        # A message that suggests the right name needs no pointer to the help.
+        # A message that suggests the right name ("?") needs no hint to the help.
         if context is not None and not message.endswith("?"):
             message += f"; see: {context.command_path} --help"
-        _complain(message)
+        _print_on_stderr(message)
         code = error.exit_code
     except SystemExit as stop:
-        # click exits so after a completion, or when the reader of stdout is gone (`--help | head`).
+        # click raises SystemExit after a completion, or if the reader of a pipe ended (`| head`).
         *_, (raiser, _) = traceback.walk_tb(stop.__traceback__)
         code = 0
         if not raiser.f_globals["__name__"].startswith("click."):
-            _complain(f"the code of a workload ended the command: {brief(stop)}")
+            _print_on_stderr(f"the code of a workload ended the command: {brief(stop)}")
             code = UsageError.exit_code
     except click.exceptions.Exit as stop:
         code = stop.exit_code
@@ -170,23 +170,23 @@ def main() -> None:
         click.echo("interrupted", err=True)
         code = 130
     except RaybenchError as error:
-        _complain(str(error))
+        _print_on_stderr(str(error))
         code = error.exit_code
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing in _RUN_PACKAGES:
-            _complain(
+            _print_on_stderr(
                 f"this command needs {missing}, which is not installed; {how_to_install('run')}"
             )
             code = UsageError.exit_code
         else:
             traceback.print_exc()
-            _complain("raybench: this is a bug of raybench; please report the lines above")
+            _print_on_stderr("raybench: this is a bug of raybench; please report the lines above")
             code = 4
     if not has_ended:
         from raybench.cli.node_reports import code_after_error
 
         code = code_after_error(sys.argv[1:], code)
-    # Everything is printed: from here on an interrupt ends the process without a traceback.
+    # Everything is printed, so an interrupt may now end the process without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code if isinstance(code, int) else 0)

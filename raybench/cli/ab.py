@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from raybench.ab.verdict import GateVerdict
 
 _INTERRUPTED = 130
-# With --resume a gate has its own settings.
+# Options that --resume allows; a resumed gate has its own settings.
 _WITH_RESUME = ("resumed", "output", "max_minutes", "kind", "as_json")
 
 
@@ -55,7 +55,7 @@ def _side_options(function: Any) -> Any:
                 metavar="REV",
                 default="",
                 help=f"The {side} git revision; WORKTREE is the files as they are now. It has a "
-                f"worktree of its own. Where only --{other} is given, this side is WORKTREE.",
+                f"worktree of its own. If only --{other} is given, this side is WORKTREE.",
             ),
             click.option(
                 f"--{side}-python",
@@ -105,8 +105,8 @@ def _side_options(function: Any) -> Any:
 )
 @overrides_option
 @threshold_option(
-    help="Changes of samples/s (steps/s where a step has no samples) up to this are none; twice as "
-    "much is the limit of `same`."
+    help="Smallest change that counts, of samples/s (or of steps/s if a step has no samples). A "
+    "point is the same within twice as much."
 )
 @click.option(
     "--max-minutes",
@@ -165,10 +165,10 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
         say(console, progress(event))
 
     check_outlives_job(given["output"])
-    # A shell lets commands in the background ignore SIGINT.
-    usual = {
-        n: signal.signal(n, signal.default_int_handler) for n in (signal.SIGINT, signal.SIGTERM)
-    }
+    # Set handlers, because a shell makes commands in the background ignore SIGINT.
+    old_handlers = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        old_handlers[number] = signal.signal(number, signal.default_int_handler)
     try:
         if given["resumed"] is not None:
             _check_resume(ctx)
@@ -195,7 +195,7 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
         say(console, f"interrupted; go on with: {command('ab', '--resume', name, *output)}")
         ctx.exit(_INTERRUPTED)
     finally:
-        for number, handler in usual.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
     _write(verdict, given["kind"])
     ctx.exit(verdict.exit_code)
@@ -224,12 +224,20 @@ def _version(given: dict[str, Any], side: str) -> Version:
 def _settings(given: dict[str, Any]) -> Settings:
     from raybench.ab.plan import Settings
 
-    names = ("threshold", "max_minutes", "setup", "overrides", "address", "device", "wait_s")
-    return Settings(**{name: given[name] for name in names}, devices_file=given["devices_file"])
+    return Settings(
+        threshold=given["threshold"],
+        max_minutes=given["max_minutes"],
+        setup=given["setup"],
+        overrides=given["overrides"],
+        address=given["address"],
+        device=given["device"],
+        devices_file=given["devices_file"],
+        wait_s=given["wait_s"],
+    )
 
 
 def _write(verdict: GateVerdict, kind: str) -> None:
-    """Print the verdict, and write it in each format into the folder of the gate."""
+    """Print the verdict, and write all its formats into the folder of the gate."""
     from raybench.report.documents import format_document
     from raybench.report.gate_report import GateReport
     from raybench.report.page import format_gate

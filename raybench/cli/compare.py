@@ -1,4 +1,4 @@
-"""`raybench compare`, `history` and `predict`: what several runs, or points, say together."""
+"""`raybench compare`, `history` and `predict`: commands on several runs or several points."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
 @click.argument("new", shell_complete=complete_run)
 @results_option
 @threshold_option(
-    help="Changes of samples/s (steps/s where a step has no samples) up to this are none."
+    help="Smallest change that counts, of samples/s (or of steps/s if a step has no samples)."
 )
 @click.option("--full", is_flag=True, help="On a terminal: all points, differences and legends.")
 @click.option(
@@ -132,7 +132,7 @@ def compare_command(
 
 
 def _options_to_repeat(results: Path, threshold: float) -> list[str]:
-    """Return --results and --threshold as words, where the user gave them."""
+    """Return --results and --threshold as words of a command, if the user gave them."""
     context = click.get_current_context()
     words = []
     for name, text in (("results", str(results)), ("threshold", f"{100 * threshold:g}%")):
@@ -150,7 +150,7 @@ def _options_to_repeat(results: Path, threshold: float) -> list[str]:
 )
 @click.option("--filter", "expression", metavar="EXPR", help="Only points for which this is true.")
 @results_option
-@threshold_option(help="Changes of the level up to this count as none.")
+@threshold_option(help="Smallest change of the level that counts.")
 @chart_option(help="Also draw the step time over time.")
 @click.option(
     "--health",
@@ -168,11 +168,11 @@ def history_command(
     is_health: bool,
     as_json: bool,
 ) -> None:
-    """How the step time of each point went over all runs, and where it changed its level.
+    """Show the step time of each point over all runs, and where its level changed.
 
-    Runs on other devices, or on another number of nodes, are apart from each other. A new level has
-    at least three runs. Health checks are left out: --health.
-    --filter is as for `raybench sweep`; points without a setting that it names are left out.
+    Runs on different device models or numbers of nodes are separate series. A new level has at
+    least three runs. Health checks are left out; see --health. --filter is as for `raybench sweep`;
+    points that lack one of its settings are left out.
     """
     from raybench.analysis.compare import history
     from raybench.health.comparison import HealthHistory, trace_figures
@@ -187,7 +187,7 @@ def history_command(
         by_run: dict[str, list[Finding]] = {}
         for run_id, finding in read_findings(results):
             by_run.setdefault(run_id, []).append(finding)
-        # In order of their starts.
+        # Sorted by start.
         run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
         if not run_ids:
             raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
@@ -206,23 +206,13 @@ def history_command(
 
 
 def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
-    """Return the rows of `points` that the options select, without health checks.
-
-    Args:
-        results: the folder of results.
-        prefix: of a point id; None for all points.
-        expression: as of --filter; None for all points.
-
-    Raises:
-        ResultsError: there is no such point.
-        UsageError: the expression is wrong, or no point fulfils it.
-    """
+    """Return the rows of the selected points, without health checks; None selects all points."""
     from raybench.analysis.compare import HISTORY_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
 
     table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
-    # Points of a health check are short, and their devices may be shared.
+    # Leave out health checks: their points are short, and other sweeps may share their devices.
     runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
     sweeps = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] != ["health"]}
     rows = point_rows(table.to_pandas(maps_as_pydicts="strict"))
@@ -237,17 +227,13 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
 
 
 def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
-    """Return the points for which the expression is true; points without a setting in it go.
-
-    Raises:
-        UsageError: the expression is wrong, or no point is left.
-    """
+    """Return the points for which the expression is true; drop points that lack its settings."""
     from raybench.analysis.scaling import typed_value
     from raybench.job.plan import select_points
     from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
-    # Grouped by the names of their settings: an expression may name a setting of some points only.
-    alike: dict[tuple[str, ...], dict[str, Point]] = {}
+    # Names of settings -> point_id -> point: an expression may name a setting of some points only.
+    groups: dict[tuple[str, ...], dict[str, Point]] = {}
     for row in points:
         typed = {name: typed_value(text) for name, text in row.params.items()}
         point = Point(
@@ -260,10 +246,10 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
             global_batch_size=row.global_batch_size,
             scaling=row.scaling,
         )
-        alike.setdefault(tuple(point.settings), {})[row.point_id] = point
+        groups.setdefault(tuple(point.settings), {})[row.point_id] = point
     kept: set[str] = set()
     errors: list[UsageError] = []
-    for group in alike.values():
+    for group in groups.values():
         try:
             chosen = {id(point) for point in select_points([*group.values()], expression)}
         except UsageError as error:
@@ -278,26 +264,28 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
 
 
 def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:
-    """Return the changes since the run before, by (point_id, run_id) of each step."""
+    """Return (point_id, run_id) of each new level -> changes since the previous run."""
     from raybench.analysis.compare import changes, facts
     from raybench.results import reader
 
-    last: dict[tuple[str, int], str] = {}
+    # (point_id, machine) -> id of the latest run so far.
+    latest: dict[tuple[str, int], str] = {}
+    # The first row of each new level, and the id of the run before.
     steps: list[tuple[HistoryRow, str]] = []
     for row in rows:
-        before = last.get((row.point_id, row.machine), "")
+        previous = latest.get((row.point_id, row.machine), "")
         if row.step is not None:
-            steps.append((row, before))
-        last[row.point_id, row.machine] = row.run_id
-    ids = {run_id for row, before in steps for run_id in (row.run_id, before)}
+            steps.append((row, previous))
+        latest[row.point_id, row.machine] = row.run_id
+    ids = {run_id for row, previous in steps for run_id in (row.run_id, previous)}
     facts_of = {}
     for run in reader.read_runs(results) if ids else ():
         if run.run_id in ids:
             facts_of[run.run_id] = facts(run, reader.load_table(results, "devices", run.run_id))
     return {
-        (row.point_id, row.run_id): changes(facts_of[before], facts_of[row.run_id])
-        for row, before in steps
-        if before in facts_of and row.run_id in facts_of
+        (row.point_id, row.run_id): changes(facts_of[previous], facts_of[row.run_id])
+        for row, previous in steps
+        if previous in facts_of and row.run_id in facts_of
     }
 
 

@@ -1,4 +1,4 @@
-"""`raybench export`: a run for other programs."""
+"""`raybench export`: write a run for other programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FORMATS = (*FORMATS, "reference")
     _FORMATS,
     "For spreadsheets, for other programs, for CI that shows tests, for the action that draws step "
     "times over commits, or as reference values, which take several RUNs.",
-    usual=None,
+    default=None,
 )
 @file_option
 @click.option(
@@ -44,11 +44,11 @@ _FORMATS = (*FORMATS, "reference")
 def export_command(
     runs: tuple[str, ...], results: Path, kind: str | None, output: Path | None, tracker: str | None
 ) -> None:
-    """Give other programs the points of RUN, rounds as one, or what a health check found.
+    """Export the points of RUN, with one row for all rounds, or the findings of a health check.
 
-    A health check goes as csv, json, junit or reference. RUN is as for `raybench report`, by
-    default `latest`. For --format reference it may also be a YAML file of references:
-    all are pooled, and must be of GPUs of one model.
+    A health check is exported as csv, json, junit or reference. RUN is as for `raybench report`, by
+    default `latest`. For --format reference, RUN may also be a YAML file of references; the values
+    of all RUNs are pooled, and must come from GPUs of one model.
 
     \b
     raybench export --format csv -o points.csv
@@ -84,11 +84,7 @@ def export_command(
 
 
 def _references(results: Path, runs: Sequence[str]) -> str:
-    """Return the reference entries that runs, and YAML files of references, support together.
-
-    Raises:
-        ResultsError: there is no entry, or more than one model of device.
-    """
+    """Pool the values of runs and of YAML files of references; return the reference file."""
     from raybench.analysis.references import format_references, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
     from raybench.analysis.run_data import load_run_data, measured_values

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,7 +28,18 @@ from raybench.errors import UsageError
 from raybench.job.problems import did_you_mean, quote
 from raybench.report.formatting import command, heading, printable, program
 
+if TYPE_CHECKING:
+    from raybench.records.metrics import Metric
+
 SCHEMA_VERSION = 1  # of the JSON object that `workloads` prints
+# Placeholder in the legend of a metric -> text that fits any run.
+_PLACEHOLDERS = {
+    "{ranks}": "ranks",
+    "{baseline}": "the baseline point",
+    "{of_rounds}": "",
+    "{alike}": ", with the other settings alike",
+    "{items}": "items",
+}
 
 
 def _complete_workload(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -80,9 +91,9 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
             devices = sorted({point.world_size for point in make_plan(job).points})
             rows.append([title, ", ".join(map(str, devices)), job.question])
         table = table_text(["job", "devices", "what it asks"], rows)
-        take = f"Take one: {command('init', '--template', 'NAME')}"
-        without = "Without GPUs, the section cpu: of a job makes it small, or says why not."
-        write_result(f"{table}\n{take}\n{without}\n")
+        hint = f"Take one: {command('init', '--template', 'NAME')}"
+        cpu_hint = "Without GPUs, the section cpu: of a job makes it small, or says why not."
+        write_result(f"{table}\n{hint}\n{cpu_hint}\n")
         return
     if name is not None and name not in jobs:
         guess = did_you_mean(name, jobs)
@@ -96,10 +107,10 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
         raise UsageError(f"{file}: exists already; give another name, or remove it")
     text = re.sub(r"(?<=\$schema=)\S+", "job.schema.json", text, count=1)
     job_name = name_after(file, name)
-    # Quotes: YAML would read some names as a number or as true.
+    # Without quotes, YAML would read some names as a number or as a bool.
     is_plain = job_name[0].isalpha() and job_name.lower() not in ("true", "false", "null")
-    named = f"name: {job_name if is_plain else json.dumps(job_name)}"
-    text = re.sub(r"^name: \w+", named, text, count=1, flags=re.MULTILINE)
+    name_line = f"name: {job_name if is_plain else json.dumps(job_name)}"
+    text = re.sub(r"^name: \w+", name_line, text, count=1, flags=re.MULTILINE)
     write_file(file, text.encode())
     # The first line of the job tells editors that the schema is beside it.
     schema = file.parent / "job.schema.json"
@@ -111,7 +122,7 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
 
 
 def templates() -> dict[str, str]:
-    """Return name -> YAML text of the jobs of `raybench init --list`, sorted by name."""
+    """Return name -> YAML text of each job of `raybench init --list`, sorted by name."""
     folder = files("raybench").joinpath("jobs")
     return {
         entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
@@ -205,16 +216,16 @@ def explain_command(term: tuple[str, ...]) -> None:
     if page := pages.get(wanted.lower()):
         texts.append(page)
     if not texts:
-        saying = [name for name, page in pages.items() if wanted.lower() in page.lower()]
+        matching = [name for name, page in pages.items() if wanted.lower() in page.lower()]
         unknown = say_unknown("term", wanted, [*words, *pages, *BY_NAME])
         message = f"{unknown}; `raybench explain` lists all, and the how-to pages"
-        message += f"; how-to pages that have it: {', '.join(saying)}" if saying else ""
+        message += f"; how-to pages that have it: {', '.join(matching)}" if matching else ""
         raise UsageError(message.replace("?;", "?"))
     write_result("\n".join(texts) + "\n")
 
 
 def _meanings(wanted: str) -> Iterator[str]:
-    """Yield what a term means, as a word, mark, heading, column or parameter of a workload."""
+    """Yield each meaning of a term: as a word, mark, heading, column or parameter."""
     keys = {wanted.lower(), _without_unit(wanted)} - {""}
     yield from _glossary_meanings(keys)
     yield from _doubt_meanings(wanted, keys)
@@ -225,7 +236,7 @@ def _meanings(wanted: str) -> Iterator[str]:
 
 
 def _without_unit(title: str) -> str:
-    """Return a heading without the unit, or the devices, at its end."""
+    """Return a heading in lower case, without unit and number of devices at its end."""
     return re.sub(r"( (s|ms|µs|GiB|GB/s|TFLOP/s))?(, %.*)?$", "", title).lower()
 
 
@@ -237,6 +248,7 @@ def _glossary_meanings(keys: Set[str]) -> Iterator[str]:
 
 
 def _doubt_meanings(wanted: str, keys: Set[str]) -> Iterator[str]:
+    """Yield the meanings of marks in tables, and of kinds of doubts."""
     from raybench.report.words.doubts import MARKS, MEANINGS, mark_words
 
     for mark, (word, _) in MARKS.items():
@@ -255,34 +267,38 @@ def _metric_meanings(keys: Set[str]) -> Iterator[str]:
 
     for metric in BY_NAME.values():
         if not keys.isdisjoint((metric.name, metric.title.lower(), metric.heading.lower())):
-            meaning = (metric.meaning or metric.description).replace("{ranks}", "ranks")
-            meaning = meaning.replace("{baseline}", "the baseline point").replace("{of_rounds}", "")
-            meaning = meaning.replace("{alike}", ", with the other settings alike")
-            meaning = meaning.replace("{items}", "items").removesuffix(".")
             shown = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
-            yield f"{metric.name}{shown}{unit}: {meaning}."
+            yield f"{metric.name}{shown}{unit}: {_meaning_of(metric)}."
     for workload in registry.BUILTIN:
         for metric in declared_entries(
             registry.load_workload(workload), "metrics", "name", "title"
         ):
             if not keys.isdisjoint((metric.name, metric.title.lower())):
-                meaning = (metric.meaning or metric.description).removesuffix(".")
-                yield f"{metric.name}: {meaning} (metric of {workload})."
+                yield f"{metric.name}: {_meaning_of(metric)} (metric of {workload})."
+
+
+def _meaning_of(metric: Metric) -> str:
+    """Return the legend of a metric for any run."""
+    meaning = metric.meaning or metric.description
+    for placeholder, text in _PLACEHOLDERS.items():
+        meaning = meaning.replace(placeholder, text)
+    return meaning.removesuffix(".")
 
 
 def _parameter_meanings(keys: Set[str]) -> Iterator[str]:
     from raybench.job import registry
     from raybench.job.settings import parameters_of_class
 
-    of_workloads: dict[str, list[str]] = {}
+    # Text of a parameter -> the workloads that have it.
+    workloads_of: dict[str, list[str]] = {}
     for workload in registry.BUILTIN:
         for parameter in parameters_of_class(registry.load_workload(workload)):
             name = parameter.name
             if not keys.isdisjoint((name, heading(name), name.replace("_", " "))):
                 text = f"{name}: {parameter.description}"
-                of_workloads.setdefault(text, []).append(workload)
-    for text, workloads in of_workloads.items():
+                workloads_of.setdefault(text, []).append(workload)
+    for text, workloads in workloads_of.items():
         yield f"{text.rstrip('.')} (parameter of {', '.join(workloads)})."
 
 

@@ -1,4 +1,4 @@
-"""`raybench report`, `list`, `show` and `compact`: what is in the results."""
+"""`raybench report`, `list`, `show` and `compact`: read stored results."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from raybench.results.tables import Run
 
 
-# The default of `list`: reading 10,000 runs takes seconds.
+# Default number of runs in `list`, because reading 10,000 runs takes seconds.
 _LISTED = 50
 
 
@@ -55,12 +55,12 @@ _LISTED = 50
 )
 @click.option("--full", is_flag=True, help="On a terminal: all tables, findings and legends.")
 @file_option
-@chart_option(help="Also draw the picture that the page begins with, as speed-up against ideal.")
+@chart_option(help="Also draw the first chart of the page, such as speed-up against ideal.")
 @references_option
 @click.option(
     "--github",
     is_flag=True,
-    help="With --format md: append it to $GITHUB_STEP_SUMMARY instead of printing it.",
+    help="With --format md: append the report to $GITHUB_STEP_SUMMARY instead of printing it.",
 )
 def report_command(
     run: str,
@@ -160,7 +160,7 @@ def _machine(results: Path, run: Run) -> str:
 
 
 def _lead(results: Path, run_id: str) -> str:
-    """Return the result of a run in a sentence, or the error where its tables are damaged."""
+    """Return the result of a run in a sentence, or an error if its tables are damaged."""
     from raybench.analysis.answer import decide
     from raybench.analysis.run_data import load_run_data
     from raybench.report.words.answer import lead
@@ -207,11 +207,7 @@ def show_command(
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """Return the output of the ranks, as text or JSON.
-
-    Raises:
-        ResultsError: as text, if the ranks wrote nothing.
-    """
+    """Return the output of the ranks as JSON, or as text, which must not be empty."""
     from raybench.report.documents import format_object
     from raybench.report.show import format_logs
     from raybench.results import reader
@@ -257,7 +253,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     unknown: tuple[float | None, float | None] = (None, None)
     step_ms_interval, throughput_interval = unknown, unknown
     if scaled is not None:
-        # The scaled row has more doubts, such as impossible values.
+        # Take the doubts of the scaled row, which has more, such as impossible values.
         row = replace(row, doubts=scaled.doubts)
         step_ms_interval = (scaled.step_ms_low, scaled.step_ms_high)
         throughput_interval = (scaled.throughput_low, scaled.throughput_high)
@@ -269,7 +265,7 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
         frames = reader.rows_of_attempts(results, table, run_id, keys)
         return sorted(frames, key=lambda frame: frame.empty)
 
-    # The first round with modules, and the first round with regions, are shown.
+    # Show the first round that has modules, and the first round that has regions.
     modules, regions = read("modules")[0], read("regions")[0]
     samples = join_rounds(read("samples"))
     traces: list[str] = []
@@ -300,9 +296,9 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
 def compact_command(run: str, results: Path) -> None:
     """Put the parts of RUN together, one file a table: smaller, and faster to read.
 
-    Rows stay as they are. But what a killed sweep left of attempts without a row in `points` is
-    deleted, except telemetry. A run that is still measured is refused; do it when nobody reads it.
-    RUN is as for `raybench report`.
+    Rows stay as they are; but if a killed sweep has left attempts without a row in `points`, their
+    rows are deleted, except telemetry. A run that is still measured is refused. Nobody may read the
+    run meanwhile. RUN is as for `raybench report`.
     """
     from raybench.results.reader import find_run
     from raybench.results.writer import compact_run

@@ -1,4 +1,4 @@
-"""What commands share: options, completion, results on stdout, messages on stderr."""
+"""Shared by commands: options, completion, results on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _STAMP = re.compile(r"\d{8}-\d{6}(?=-[0-9a-f]+$)")
-_LATEST = "latest"  # as raybench.results.reader has it, which is slow to import
+_LATEST = "latest"  # the same as in raybench.results.reader, which is slow to import
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -84,8 +84,8 @@ file_option = click.option(
     "--output",
     type=click.Path(path_type=Path),
     callback=_to_stdout,
-    help="Write it to this file, in the format that its name ends in (page.html), unless --format "
-    "names another. - is stdout.",
+    help="Write to this file, in the format of its ending (page.html) unless --format is given. "
+    "- is stdout.",
 )
 
 
@@ -108,7 +108,7 @@ def read_duration(_: click.Context, option: click.Parameter, text: str) -> float
     return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
 
 
-# A partial option takes its help from the command.
+# Partial options: the command adds the help.
 threshold_option = partial(
     click.option, "--threshold", callback=read_share, default="1.5%", show_default=True
 )
@@ -156,7 +156,7 @@ references_option = click.option(
     type=click.Path(path_type=Path, exists=True),
     callback=_load_references,
     metavar="FILE|FOLDER",
-    help="Reference values of your own site, which go before those of raybench.",
+    help="Reference values of your own site; they take precedence over the values of raybench.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 address_option = partial(
@@ -171,15 +171,15 @@ device_option = partial(
 )
 
 
-def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "terminal") -> Option:
-    """Return a decorator for `--format` and its short form `--json`: the argument `kind`.
+def format_options(kinds: Sequence[str], meaning: str, default: str | None = "terminal") -> Option:
+    """Return a decorator that adds `--format` and `--json`; the command gets the argument `kind`.
 
-    A path `output` whose name ends in one of `kinds`, as in page.html, chooses that kind.
+    Without these options, the ending of `--output` chooses the kind, as in page.html.
 
     Args:
-        kinds: the choices of `--format`, one of them json.
+        kinds: the choices of `--format`; json must be one of them.
         meaning: the help of `--format`.
-        usual: the value of `kind` if nothing chooses one.
+        default: the kind if neither an option nor an ending chooses one.
     """
 
     def add_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,20 +188,26 @@ def format_options(kinds: Sequence[str], meaning: str, usual: str | None = "term
             if as_json and kind not in (None, "json"):
                 raise UsageError(f"--json: means --format json, got --format {kind}")
             ending = given["output"].suffix[1:].lower() if given.get("output") else ""
-            otherwise = ending if ending in kinds else usual
-            return command(kind="json" if as_json else kind or otherwise, **given)
+            implied = ending if ending in kinds else default
+            return command(kind="json" if as_json else kind or implied, **given)
 
-        choices = click.Choice(kinds)
-        also = click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-        return click.option(
-            "--format", "kind", type=choices, show_default=usual or False, help=meaning
-        )(also(with_kind))
+        add_json = click.option(
+            "--json", "as_json", is_flag=True, help="The same as --format json."
+        )
+        add_format = click.option(
+            "--format",
+            "kind",
+            type=click.Choice(kinds),
+            show_default=default or False,
+            help=meaning,
+        )
+        return add_format(add_json(with_kind))
 
     return add_options
 
 
 def _check_wait(_: click.Context, __: click.Parameter, wait_s: float) -> float:
-    # click's FloatRange would let NaN pass.
+    # Check here, because click's FloatRange accepts NaN.
     if not 0 <= wait_s <= 1_000_000:
         raise UsageError(f"--wait {wait_s:g}: must be from 0 to 1,000,000 seconds")
     return wait_s
@@ -220,7 +226,7 @@ wait_option = click.option(
 shared_option = click.option(
     "--shared",
     is_flag=True,
-    help="Measure beside other sweeps on the same devices; each row says who was there.",
+    help="Measure beside other sweeps on the same devices; each row names the other users.",
 )
 
 devices_option = click.option(
@@ -234,10 +240,9 @@ devices_option = click.option(
 
 
 def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()) -> RunTarget:
-    """Return where a command runs its points.
+    """Make the target of a sweep from the arguments of a command.
 
     Args:
-        given: the arguments of the command.
         profiled: ids of the points to profile.
 
     Raises:
@@ -261,9 +266,9 @@ def make_target(given: Mapping[str, Any], profiled: frozenset[str] = frozenset()
 def complete_run(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete `latest` and run ids, the newest first, then runs in folders, as `examples/RUN`.
+    """Complete `latest` and run ids, the newest first, then runs in subfolders, as `examples/RUN`.
 
-    A text with a slash that is no run completes to a path.
+    A text with a slash that matches no run is completed as a path.
     """
     inside = []
     for folder in _nested_results(ctx):
@@ -297,13 +302,15 @@ def complete_any_point(
 
 
 def _point_ids(folder: Path, runs: Sequence[str], begin: str) -> list[CompletionItem]:
+    """Complete the ids of points that these runs have stored."""
+    # Ids from the names of the files if possible, because reading tables is slow.
     ids: dict[str, None] = {}
     for run_id in runs:
         parts = sorted((folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
         if not any("-and-" in part.stem for part in parts):
             ids |= dict.fromkeys(part.stem.split("-")[1] for part in parts)
             continue
-        # The name of a part with several points does not contain their ids.
+        # A part with several points does not have their ids in its name.
         from raybench.results.reader import read_table
 
         with suppress(ResultsError):
@@ -313,10 +320,8 @@ def _point_ids(folder: Path, runs: Sequence[str], begin: str) -> list[Completion
 
 
 def _runs(ctx: click.Context, inside: str = "") -> list[str]:
-    """Return ids of the runs in the results, or in the folder `inside`, the newest first.
-
-    The start in an id tells the age of a run, or else the time of its folder.
-    """
+    """Return the ids of runs in the results, or in their subfolder `inside`, the newest first."""
+    # Sort by the time stamp in the id; without a stamp, by the time of the folder.
     stamped = []
     for entry in _folders(_results(ctx) / inside / "runs"):
         stamp = _STAMP.search(entry.name)
@@ -335,7 +340,7 @@ def _folders(folder: Path) -> list[os.DirEntry[str]]:
     """Return the visible folders inside a folder; empty if the folder cannot be listed."""
     with suppress(OSError), os.scandir(folder) as entries:
         visible = (entry for entry in entries if not entry.name.startswith((".", "_")))
-        # DirEntry.is_dir would raise for links in a circle.
+        # Not DirEntry.is_dir, which raises for circular links.
         return [entry for entry in visible if os.path.isdir(entry)]  # noqa: PTH112
     return []
 
@@ -350,9 +355,9 @@ _STDERR = 2
 
 
 def write_result(text: str) -> None:
-    """Write the text to stdout as it is; ANSI codes only to a terminal.
+    """Write the text to stdout; ANSI codes are removed unless stdout is a terminal.
 
-    Letters that the encoding of stdout lacks become "?". A closed stdout is no error.
+    Characters that stdout cannot encode become "?". A closed pipe is no error.
 
     Raises:
         ResultsError: stdout cannot be written, as on a full disk.
@@ -364,7 +369,7 @@ def write_result(text: str) -> None:
             name = sys.stdout.encoding
             click.echo(text.encode(name, "replace").decode(name), nl=False)
     except BrokenPipeError:
-        # The buffered rest must not fail again when the interpreter ends.
+        # Otherwise the interpreter would flush the rest at its end, and fail again.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except OSError as error:
@@ -390,9 +395,9 @@ def append_to_github_summary(markdown: str) -> None:
 
 def color() -> bool:
     """Return whether stdout is a terminal that shows colours, and NO_COLOR is unset or empty."""
-    takes_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
     # sys.stdout is None if the shell closed it (`>&-`).
-    return sys.stdout is not None and sys.stdout.isatty() and not takes_none
+    return sys.stdout is not None and sys.stdout.isatty() and not is_refused
 
 
 def width() -> int:
@@ -428,10 +433,9 @@ def write_document(
     """Write a document to a file or to stdout.
 
     Args:
-        document: the document.
         kind: terminal, md, json or html.
         path: None for stdout.
-        make_page: returns the page; html needs it.
+        make_page: returns the page; required for html.
     """
     from raybench.report.documents import format_document
 
@@ -445,7 +449,7 @@ def write_document(
 
 
 def write_text(text: str, path: Path | None) -> None:
-    """Write a text to a file, or to stdout without a path."""
+    """Write a text to a file; without a path, to stdout."""
     if path is None:
         write_result(text)
     else:
@@ -456,10 +460,6 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as text that ends in a line break, in colour if `color()`.
 
     Cells are folded to fit `width()`, except in the columns `parameter` and `point_id`.
-
-    Args:
-        titles: of the columns.
-        rows: a cell for each title.
     """
     from raybench.report.documents import SETTING_CHARS, ShownColumn, Table, render_text
 
@@ -476,10 +476,10 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 class _LossyFile(io.FileIO):
-    """A file that never raises: what cannot be written is lost; later writes are tried again."""
+    """A file that never raises: data that cannot be written is lost."""
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
-        """Write `data` until the first OSError, and always return its whole size."""
+        """Write `data` up to the first OSError, and always return the size of `data`."""
         left = memoryview(data).cast("B")
         size = len(left)
         with suppress(OSError):
@@ -491,20 +491,21 @@ class _LossyFile(io.FileIO):
 def keep_stderr_usable() -> None:
     """Replace sys.stderr by a stream that never raises, unless a program has replaced it already.
 
-    Closed descriptors 0, 1 and 2 are opened on /dev/null.
+    Also open /dev/null on the descriptors 0, 1 and 2 that are closed.
     """
-    # Otherwise the next file that is opened would get the output to stdout or stderr.
+    # The next file that is opened would otherwise get a closed descriptor, and with it the output
+    # to stdout or stderr.
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= _STDERR:
         os.set_inheritable(descriptor, True)
         descriptor = os.dup(descriptor)
     os.close(descriptor)
-    usual = sys.stderr
-    if usual is not sys.__stderr__:
+    old_stderr = sys.stderr
+    if old_stderr is not sys.__stderr__:
         return
     sys.stderr = io.TextIOWrapper(
         _LossyFile(_STDERR, "wb", closefd=False),
-        encoding=usual.encoding if usual else "utf-8",
+        encoding=old_stderr.encoding if old_stderr else "utf-8",
         errors="backslashreplace",
         line_buffering=True,
         write_through=True,

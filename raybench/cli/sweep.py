@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
-# The options that a command to resume must repeat.
+# Options that the command to resume must repeat.
 _REPEATED = (
     "address",
     "device",
@@ -79,14 +79,14 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     "--script",
     metavar="FILE",
     type=click.Path(),
-    help="In place of JOB: measure this training script, unchanged; its arguments stand behind --.",
+    help="In place of JOB: measure this training script, unchanged; its arguments follow after --.",
 )
 @click.option(
     "--world-size",
     "world_sizes",
     metavar="N,N",
     default="1",
-    help="With --script: the numbers of ranks; 1 if it is left out.",
+    help="With --script: the numbers of ranks; by default 1.",
 )
 @click.option(
     "--items-per-step",
@@ -95,12 +95,10 @@ def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     help="With --script: samples of an iteration on one rank, for the throughput.",
 )
 @address_option(
-    help="The Ray cluster. auto: the one of RAY_ADDRESS or of this host, else a private one. "
-    "local: always a private one."
+    help="The Ray cluster. auto: the cluster of RAY_ADDRESS or of this host, else a private Ray. "
+    "local: always a private Ray."
 )
-@device_option(
-    help="The devices to measure. auto: GPUs where the cluster has any, else CPU workers."
-)
+@device_option(help="The devices to measure. auto: GPUs if the cluster has any, else CPU workers.")
 @wait_option
 @shared_option
 @devices_option
@@ -153,7 +151,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     a bad job, command or results folder, 3 no cluster that fits, a cluster that is gone, or devices
     in use, 130 interrupted.
     """
-    # Here, so that neither --help nor the Tab key waits for them.
+    # Import late, so that --help and completion are fast.
     from raybench.job.plan import make_plan
 
     resumed, profiled = given["resumed"], given["profile_expression"]
@@ -161,11 +159,11 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
     console = make_console()
     job, device = _load_job(ctx, given, console)
-    # After the first line of progress, which must not wait for pyarrow.
+    # Import after the first line of progress, which must not wait for pyarrow.
     from raybench.results.writer import check_writable
     from raybench.sweep.run_state import start_run
 
-    # The filter of a run to resume is applied later, after its points are compared with the plan.
+    # To resume, filter later: first the points of the run are compared with the whole plan.
     plan = _select(make_plan(job), given["expression"] if resumed is None else None)
     chosen = _select_ids(plan, profiled, "--profile") if profiled is not None else frozenset()
     where = make_target({**given, "device": device}, chosen)
@@ -181,7 +179,7 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     start = start_run(
         job,
         plan,
-        # sys.argv[0] is a path of this machine.
+        # Without sys.argv[0], which is a path of this machine.
         argv=("raybench", *sys.argv[1:]),
         tags=given["tags"],
         resume_command=lambda run_id: _resume_command(ctx, run_id, where.output),
@@ -204,7 +202,7 @@ def _load_job(
 
             root, run_id = reader.find_run(given["output"], given["resumed"])
             run = reader.read_run(root, run_id)
-        # A run goes on with its own settings, and with others beside them or in place of them.
+        # The overrides of the run come first, so that new overrides replace them.
         overrides = (*overrides_in(run.argv), *overrides)
     if given["script"] is not None:
         return _load_script_job(given, overrides), given["device"]
@@ -224,21 +222,23 @@ def _load_job(
     if not source.has_cpu:
         return job_of_source(source), device
     if run is None:
+        on_cpu_because = "--device cpu" if device == "cpu" else "no GPU here"
         device = _find_kind(given, console)
-    elif run.cpu_section and device == "cuda":
-        raise UsageError(
-            f"--resume {run.run_id}: it used the section cpu: of its job, so it goes on with "
-            "--device cpu; for GPUs start a new run"
-        )
-    elif run.cpu_section:
-        device = "cpu"
-    on_cpu = device == "cpu" if run is None else bool(run.cpu_section)
+        on_cpu = device == "cpu"
+    else:
+        # A resumed run keeps its choice.
+        on_cpu_because = "as before"
+        on_cpu = bool(run.cpu_section)
+        if on_cpu and device == "cuda":
+            raise UsageError(
+                f"--resume {run.run_id}: it used the section cpu: of its job, so it goes on with "
+                "--device cpu; for GPUs start a new run"
+            )
+        device = "cpu" if on_cpu else device
     if on_cpu:
         source = read_source(Path(words[0]), overrides, on_cpu=True)
         if source.uses_cpu:
-            why = "--device cpu" if given["device"] == "cpu" else "no GPU here"
-            why = why if run is None else "as before"
-            say(console, replaced_by_cpu(source.name, source.replaced_keys, why))
+            say(console, replaced_by_cpu(source.name, source.replaced_keys, on_cpu_because))
     return job_of_source(source), device
 
 
@@ -253,21 +253,21 @@ def _find_kind(given: Mapping[str, Any], console: Console) -> DeviceKind:
 
 
 def _check_packages(job: Job, address: str) -> None:
-    """Raise UsageError if the workload lacks a package and its workers run on this host alone."""
+    """Raise UsageError if workers on this host would lack a package of the workload."""
     from raybench.cluster import starts_private
     from raybench.job.declarations import missing_packages
 
     missing = missing_packages(job.workload_class)
     if missing and starts_private(address):
-        package, cure = next(iter(missing.items()))
+        package, remedy = next(iter(missing.items()))
         raise UsageError(
             f"{job.name}: workload {job.workload.kind} needs {package}, which is not installed; "
-            f"{cure}"
+            f"{remedy}"
         )
 
 
 def _say_estimate(console: Console, job: Job, plan: Plan, trials: int) -> None:
-    """Print how many points there are, and how long they take by the settings of the job."""
+    """Print the number of points and their estimated time."""
     from raybench.job.estimate import estimate_time
     from raybench.report.words.sweep import time_of_sweep
 
@@ -276,7 +276,7 @@ def _say_estimate(console: Console, job: Job, plan: Plan, trials: int) -> None:
 
 
 def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
-    """Return the job that `--script` and its options stand for; errors name the options."""
+    """Make the job of `--script` and its options; errors in the job name the options."""
     from raybench.cli.jobs import name_after
     from raybench.job.loading import job_from_text
 
@@ -287,25 +287,25 @@ def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
     arguments = shlex.join(given["job"])
     workload = {"kind": "script", "path": script, "args": arguments}
     workload |= {"items_per_step": items} if items else {}
-    # JSON is YAML.
+    # JSON is valid YAML.
     text = (
         "version: 1\n"
         f"name: {json.dumps(name_after(Path(script), 'script'))}\n"
         f"workload: {json.dumps(workload, ensure_ascii=False)}\n"
         f"matrix: {{world_size: [{', '.join(str(int(size)) for size in sizes)}]}}\n"
     )
-    name = f"--script {script}"
+    option = f"--script {script}"
     options: dict[KeyPath, str] = {
-        ("workload", "path"): name,
-        ("workload", "args"): f"{name} -- {arguments}",
+        ("workload", "path"): option,
+        ("workload", "args"): f"{option} -- {arguments}",
         ("workload", "items_per_step"): f"--items-per-step {items}",
         ("matrix", "world_size"): f"--world-size {world_sizes}",
     }
-    return job_from_text(name, text, overrides, options)
+    return job_from_text(option, text, overrides, options)
 
 
 def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
-    """Go on with the run that `--resume` names; return the exit code."""
+    """Resume the run of `--resume`; return the exit code."""
     from raybench.job.source import overrides_in
     from raybench.records.devices import DeviceList
     from raybench.results.writer import clear_leftovers, hold_run
@@ -333,7 +333,7 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
             _resume_command(ctx, run.run_id, output),
             retry_failed=given["retry_failed"],
         )
-        # The command of the run gets the `--set` values that it lacks, before a script's arguments.
+        # Add the new `--set` values to the stored command, before the arguments of a script.
         earlier = overrides_in(run.argv)
         new = [f"--set={text}" for text in given["overrides"] if text not in earlier]
         end = run.argv.index("--") if "--" in run.argv else len(run.argv)
@@ -375,7 +375,7 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
 
 
 def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
-    """Return the command that resumes this run, with the options to repeat."""
+    """Return the command that resumes this run; it repeats the options of this command."""
     given, words = ctx.params, ["sweep"]
     if given["script"] is None:
         words += given["job"]
@@ -390,9 +390,12 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
         source = ctx.get_parameter_source(option.name or "")
         if option.name not in _REPEATED or source is not ParameterSource.COMMANDLINE:
             continue
-        values = given[option.name]
-        for value in values if isinstance(values, tuple) else (values,):
-            words += [option.opts[-1]] if value is True else [option.opts[0], str(value)]
+        given_value = given[option.name]
+        if given_value is True:
+            words.append(option.opts[-1])
+            continue
+        for value in given_value if isinstance(given_value, tuple) else (given_value,):
+            words += [option.opts[0], str(value)]
     if given["script"] is not None and given["job"]:
         words += ["--", *given["job"]]
     return command(*words)
@@ -403,16 +406,7 @@ _MOST_EXPLAINED = 3
 
 
 def _select(plan: Plan, expression: str | None, option: str = "--filter") -> Plan:
-    """Return the plan with only the points for which `expression` is true; None keeps all.
-
-    Args:
-        plan: the plan.
-        expression: see `select_points`.
-        option: the option with the expression, for messages.
-
-    Raises:
-        UsageError: the expression is wrong or selects no point.
-    """
+    """Return the plan with only the points for which `expression` is true; None keeps all."""
     if expression is None:
         return plan
     from raybench.job.plan import select_points
@@ -421,7 +415,7 @@ def _select(plan: Plan, expression: str | None, option: str = "--filter") -> Pla
 
 
 def _select_ids(plan: Plan, expression: str | None, option: str = "--filter") -> frozenset[str]:
-    """Return the ids of the points that `_select` keeps."""
+    """Return the ids of the points for which `expression` is true."""
     return frozenset(point.point_id for point in _select(plan, expression, option).points)
 
 
@@ -452,7 +446,7 @@ def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int |
     "device_bytes",
     callback=_read_size,
     metavar="SIZE",
-    help="Tell which points may not fit into so much memory of a device; not with --json.",
+    help="Tell which points may not fit into a device with this much memory; not with --json.",
 )
 @json_option
 def plan_command(
@@ -480,14 +474,7 @@ def plan_command(
 
 
 def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = None) -> None:
-    """Print the plan on stdout, and its warnings on stderr.
-
-    Args:
-        job: the job.
-        plan: as text, it must have a point.
-        as_json: print one JSON object.
-        device_bytes: memory of a device; the text then says which points may not fit.
-    """
+    """Print the plan on stdout, and its warnings on stderr."""
     from raybench.job.memory import estimate
 
     for warning in plan.warnings:
@@ -522,14 +509,12 @@ def _devices_needed(plan: Plan) -> int:
 
 
 def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
-    """Return the least and the most seconds of the iterations of all points in all rounds.
-
-    Includes heating: once, or once for each round and choice of devices. The least assumes steady
-    steps. Slow steps, controls and set-up take additional time.
-    """
+    """Return a lower and an upper estimate of the seconds of all iterations in all rounds."""
+    # Slow steps, controls and set-up take additional time.
     measure = job.measure
     most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
     trials = measure.rounds * len(plan.points)
+    # At least one heating, at most one for each round and choice of devices.
     heatings = measure.rounds * len({(point.world_size, point.devices) for point in plan.points})
     least_s = trials * measure.repeats * measure.least_s + measure.heat_s
     return least_s, trials * most_s + heatings * measure.heat_s
@@ -538,27 +523,28 @@ def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
 def _plan_as_text(
     job: Job, plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
 ) -> str:
-    """Return the settings that all points share, a table of the others, and what they need."""
+    """Return the plan as text: settings of all points, a table of varying settings, and needs."""
     from raybench.job.memory import short_gib
     from raybench.job.plan import varying_settings
     from raybench.job.point import RUN_SETTINGS, UNEVEN
 
     varying = varying_settings(plan.points)
     shared = plan.points[0].settings_as_given
-    usual = {name for name in UNEVEN if shared.get(name) == RUN_SETTINGS[name].default}
-    left_out = {*varying, *usual, *({"batch_size"} if plan.batch_search else ())}
-    same = " ".join(f"{n}={scalar_text(value)}" for n, value in shared.items() if n not in left_out)
-    above = [f"{job.name}: workload {job.workload.kind}", f"in all points: {same}"]
+    defaults = {name for name in UNEVEN if shared.get(name) == RUN_SETTINGS[name].default}
+    left_out = {*varying, *defaults, *({"batch_size"} if plan.batch_search else ())}
+    shown = {name: value for name, value in shared.items() if name not in left_out}
+    shared_text = " ".join(f"{name}={scalar_text(value)}" for name, value in shown.items())
+    above = [f"{job.name}: workload {job.workload.kind}", f"in all points: {shared_text}"]
     if job.uses_cpu:
         above.insert(1, f"on CPU workers: its section cpu: replaces {', '.join(job.replaced_keys)}")
     elif "cpu" in job.model_fields_set:
         above.append("on GPUs; `raybench plan --device cpu` shows the points of CPU workers")
     if search := plan.batch_search:
-        doubled = [search.start, 2 * search.start]
-        first = [str(batch) for batch in doubled if search.max is None or batch <= search.max]
+        first_two = [search.start, 2 * search.start]
+        batches = [str(batch) for batch in first_two if search.max is None or batch <= search.max]
         most = "" if search.max is None else f" or {search.max} is reached"
         above.append(
-            f"batch_size: {', '.join(first)}, ... until memory runs out{most}, then bisected to "
+            f"batch_size: {', '.join(batches)}, ... until memory runs out{most}, then bisected to "
             "the largest that fits; below: the first point of each series"
         )
     titles = ["#", "point_id", *varying, "est. GiB"]
@@ -579,7 +565,7 @@ def _wrapped(lines: Iterable[str]) -> list[str]:
 
 
 def _needs(job: Job, plan: Plan) -> Iterator[str]:
-    """Yield how many points and devices there are, the time, and what more rounds would take."""
+    """Yield lines: the counts of points and devices, the time, and the time of more rounds."""
     from raybench.job.estimate import SET_UP_S
     from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
@@ -617,7 +603,7 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
 
 
 def _slow_steps(measure: Measure) -> str:
-    """Return how often steps are timed that are too slow for max_seconds."""
+    """Return how many steps are timed if steps are too slow for max_seconds."""
     from raybench.job.model import ENOUGH_SAMPLES
 
     if measure.iterations:
@@ -636,7 +622,7 @@ def _span(least: str, most: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time with three digits in s, min or h."""
+    """Return a duration with three digits, in s, min or h."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     minutes = seconds / 60
@@ -646,7 +632,7 @@ def _duration(seconds: float) -> str:
 def _memory_lines(
     plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
 ) -> Iterator[str]:
-    """Yield how much memory points need, and what would fit of the first that do not."""
+    """Yield lines: the memory that points need, and for points that do not fit, what would fit."""
     from raybench.job.memory import USABLE, explain_oom, short_gib
 
     sizes = [needed for needed in estimates if needed]
@@ -663,7 +649,10 @@ def _memory_lines(
         if needed and needed > USABLE * device_bytes:
             too_big.append((number, point, needed))
     numbers = ", ".join(f"#{number}" for number, *_ in too_big)
-    fits = f"do not fit into {short_gib(device_bytes)} GiB, and run all the same: {numbers}"
-    yield f"{text}; {fits if too_big else f'all fit into {short_gib(device_bytes)} GiB'}"
+    size = f"{short_gib(device_bytes)} GiB"
+    if too_big:
+        yield f"{text}; do not fit into {size}, and run all the same: {numbers}"
+    else:
+        yield f"{text}; all fit into {size}"
     for number, point, needed in too_big[:_MOST_EXPLAINED]:
         yield f"#{number}: {explain_oom(point, needed, device_bytes)}"
