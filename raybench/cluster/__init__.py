@@ -71,7 +71,7 @@ class Cluster(Protocol):
         """
 
     def refresh(self, timeout_s: float) -> None:
-        """Add workers that have come and note lost workers. Points may run.
+        """Add workers that have joined, and mark lost workers. Points may run meanwhile.
 
         Args:
             timeout_s: how long to wait for a pending worker. Starting a worker takes longer.
@@ -100,10 +100,10 @@ class Cluster(Protocol):
         """
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
-        """Look before a point who else uses its nodes; return a function to call after the point.
+        """Look for other users of a point's nodes; return a function to call after the point.
 
-        The function looks again, and returns the users in either look. Without
-        `ClusterRequest.terms` it finds nobody. Both calls take 4 s at most and never raise.
+        The function looks again, and returns the users of both looks. Without
+        `ClusterRequest.terms` it returns no users. Both calls take at most 4 s and never raise.
         """
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
@@ -129,7 +129,7 @@ class ClusterRequest:
     # `auto` is cuda if the cluster has a GPU.
     device: Literal["auto", "cuda", "cpu"]
     # Number of devices to wait for, and number of CPU workers of a private Ray. 0: the devices that
-    # are there; a private Ray then has one CPU worker per core.
+    # are present; a private Ray then has one CPU worker per core.
     devices_wanted: int
     wait_s: float = 0.0
     # Whether CPU workers of a private Ray may share cores.
@@ -151,7 +151,7 @@ def connect(
     """Join a Ray cluster, or start a private Ray; start no worker yet.
 
     A process can have one cluster at a time. In the main thread, Ray replaces the handler of
-    SIGTERM. Where the process has joined a Ray already, that Ray is used, and it stays joined.
+    SIGTERM. If the process has joined a Ray already, this Ray is used, and it stays joined.
 
     Args:
         end: must end this process. A thread calls it with a reason if the cluster is gone and the
@@ -179,7 +179,7 @@ def connect(
 
 
 def pickle_for_workers(value: object) -> bytes:
-    """Pickle an object; functions and classes of `__main__`, and closures, by their code.
+    """Pickle an object; functions and classes of `__main__`, and closures, by value.
 
     Raises:
         Exception: a part of the object cannot be pickled.
@@ -219,10 +219,8 @@ def find_kind(address: str, device: Literal["auto", "cuda", "cpu"]) -> DeviceKin
 def starts_private(address: str) -> bool:
     """Return whether `connect` will start a private Ray on this host.
 
-    Loads Ray only if a program of Ray runs on this host.
-
-    After False, `connect` may still start a private Ray, if the cluster of this host is gone.
-    A process that has joined a Ray already starts none.
+    Loads Ray only if a program of Ray runs on this host. After False, `connect` may still start a
+    private Ray, if the cluster of this host is gone meanwhile.
 
     Raises:
         ClusterError: `auto` could mean several clusters of this host.

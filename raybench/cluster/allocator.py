@@ -16,7 +16,7 @@ from raybench.records.task import RankInfo
 def in_device_order(devices: Sequence[Device]) -> list[int]:
     """Return positions in `devices`, sorted by rack, node and `Device.index`.
 
-    The order of Ray changes from run to run.
+    The order in which Ray lists devices changes from run to run.
     """
 
     def place(position: int) -> tuple[str, str, str, int, str]:
@@ -284,7 +284,7 @@ class DeviceAllocator:
     def _fill_shape(
         self, shape: _Shape, nodes: Iterable[str], choose_workers: _ChooseWorkers
     ) -> dict[str, Sequence[int]]:
-        """Return node -> workers in this shape, on the first nodes that fit; {} without a fit."""
+        """Return node -> workers in this shape, on the first suitable nodes; {} without a fit."""
         chosen: dict[str, Sequence[int]] = {}
         for (count, model), wanted_nodes in sorted(shape.items(), reverse=True):
             missing_nodes = wanted_nodes

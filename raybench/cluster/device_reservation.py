@@ -320,7 +320,7 @@ class NodeLocks(Protocol):
         """
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks of this sweep on the nodes of these devices; never raises."""
+        """Release all locks of this sweep on the nodes of `devices`; never raises."""
 
 
 class DeviceReservation:
@@ -375,8 +375,8 @@ class DeviceReservation:
             if result.problem and result.problem not in self._logged_problems:
                 self._logged_problems.add(result.problem)
                 self._log(
-                    f"device locks of {node_device.host} cannot be had ({result.problem}): another "
-                    "sweep there would go unseen (warning)"
+                    f"cannot lock the devices of {node_device.host} ({result.problem}): other "
+                    "sweeps on this host are not noticed (warning)"
                 )
             # Lock name -> device in words.
             device_words = {}
@@ -566,8 +566,8 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
 
 
 def _busy_s(processors: Collection[int]) -> float | None:
-    """Return the busy time of these processors since the host started; None if unknown."""
-    # psutil does not say which processor is which if some are switched off.
+    """Return the busy time of some processors since the host started; None if unknown."""
+    # Read /proc/stat, because psutil does not number the processors if some are offline.
     names = {f"cpu{number}" for number in processors}
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]

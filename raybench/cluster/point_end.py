@@ -63,7 +63,7 @@ class RunningRanks(WatchedRanks, Protocol):
         """Tell all ranks to abort their process group; do not wait."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """Kill the processes of these ranks, whose answers `answers` ignores from now on."""
+        """Kill the processes of some ranks; `answers` ignores their answers from now on."""
 
     def log_tails(self, ranks: Collection[int]) -> Mapping[int, str]:
         """Return rank -> the last 60 lines of output of its process; stdout comes first."""

@@ -138,10 +138,10 @@ class NodeAgent:
         self._samplers[-1].start()
 
     def read_use(self, devices: Sequence[Device], holder: Holder, begins: bool) -> NodeUse:
-        """Return who uses this node now.
+        """Note that a point begins or has ended, and return who uses this node now.
 
         Args:
-            devices: devices of a point on this node.
+            devices: devices of the point on this node.
             begins: True before the point, False after it.
         """
         uuids = {device.uuid for device in devices}
@@ -232,7 +232,7 @@ class NodeAgent:
 def limit_log(log: Path) -> None:
     """Keep the last 1 MiB of a log that takes more than 8 MiB on disk.
 
-    The earlier text becomes a hole in the file, so that offsets in the log stay valid.
+    The rest becomes a hole in the file, so that offsets in the log stay valid.
     """
     with suppress(FileNotFoundError):  # Ray may have removed the log
         status = log.stat()
@@ -473,13 +473,13 @@ class NodeAgents:
         ]
 
     def unlock(self, devices: Sequence[Device]) -> None:
-        """Release all locks of this sweep on the nodes of these devices."""
+        """Release all locks of this sweep on the nodes of `devices`."""
         self._ask("unlock", devices, lambda _: (), timeouts.AGENT_LOCK_S)
 
     def watch_other_users(self, devices: Sequence[Device]) -> Callable[[], OtherUsers]:
-        """Look before a point who else uses its nodes; see `Cluster.watch_other_users`.
+        """Look for other users of a point's nodes; see `Cluster.watch_other_users`.
 
-        The returned function finds nobody if `lock` was not called before.
+        The returned function returns no users if `lock` was not called before.
         """
         holder = self._holder
         if holder is None:
@@ -511,7 +511,7 @@ class NodeAgents:
         return find_others
 
     def kill(self, devices: Sequence[Device]) -> None:
-        """Send SIGKILL to the workers of these devices, except on silent nodes; wait up to 1 s."""
+        """Send SIGKILL to the workers of `devices`, except on silent nodes; wait up to 1 s."""
         self._ask(
             "kill",
             devices,
@@ -701,7 +701,7 @@ class NodeAgents:
         arguments: Callable[[list[Device]], tuple[Any, ...]],
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Call a method of the agents of these devices; return node id -> answer.
+        """Call a method of the agents of `devices`; return node id -> answer.
 
         Args:
             arguments: gets the devices of a node, and returns the arguments of the call.
@@ -716,7 +716,7 @@ class NodeAgents:
         devices: Iterable[Device],
         arguments: Callable[[list[Device]], tuple[Any, ...]],
     ) -> dict[Any, str]:
-        """Call a method of the agents of these devices; return call -> node id. Do not wait."""
+        """Call a method of the agents of `devices`; return call -> node id. Do not wait."""
         with self._lock:
             agents = {node: self._nodes[node].agent for node in self._nodes.keys() - self._silent}
         calls = {}
@@ -744,7 +744,7 @@ def _collect(calls: Mapping[Any, str], timeout_s: float) -> dict[str, Any]:
 def _request(
     calls: Mapping[Any, str], timeout_s: float, read: Callable[[Mapping[str, Any]], T]
 ) -> Request[T]:
-    """Return a request for the answers of calls, which waits for none of them.
+    """Return a request for the answers of calls; do not wait for the answers.
 
     Args:
         calls: call -> node id.

@@ -73,7 +73,7 @@ class _Start:
     # Ray's reference to the result of `attach_device`.
     answer: Any
     since_s: float
-    # Number of this process among those that were started in a row for the worker.
+    # Number of processes that were started in a row for this worker, this process included.
     attempts: int = 1
 
 
@@ -250,7 +250,7 @@ class WorkerPool:
     def replace(
         self, worker_ids: Collection[int], environment: Mapping[str, str] | None = None
     ) -> dict[int, str]:
-        """Kill the processes of these workers, and start new processes on the same devices.
+        """Kill the processes of some workers, and start new processes on the same devices.
 
         No point may run on the workers. A worker is lost if its new process cannot use the device.
 
@@ -318,7 +318,7 @@ class WorkerPool:
         self._log(worker.lost_because)
 
     def lose(self, node_ids: Collection[str]) -> None:
-        """Mark all workers of these nodes as lost, and give their devices back to Ray.
+        """Mark all workers of some nodes as lost, and give their devices back to Ray.
 
         Starts on the nodes are given up, and the time of --wait begins again.
         """

@@ -89,7 +89,7 @@ class ProcessGroups:
             return group
 
     def leave(self, worker_ids: Sequence[int]) -> None:
-        """End all groups of these workers; the members must be idle.
+        """End all groups of the given workers; the members must be idle.
 
         If a member does not leave in time, all members are replaced.
         """
@@ -108,7 +108,7 @@ class ProcessGroups:
                     self._replace(members)
 
     def forget(self, worker_ids: Sequence[int]) -> None:
-        """Drop the groups of these workers, which must have ended."""
+        """Drop the groups of the given workers; the groups must have ended."""
         with self._lock:
             for members in self._groups_with(worker_ids):
                 del self._groups[members]
@@ -120,7 +120,7 @@ class ProcessGroups:
             store.break_group.remote(group)
 
     def close(self) -> None:
-        """End the store, and drop all groups; the members are not told."""
+        """End the store, and drop all groups without a message to their members."""
         if self._store is not None:
             ray.kill(self._store, no_restart=True)
         self._store, self._groups = None, {}

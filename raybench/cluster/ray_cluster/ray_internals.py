@@ -81,7 +81,7 @@ def use_token_of_user() -> None:
     Raises:
         NoTokenError: token authentication is on, and there is no token.
     """
-    # By itself, Ray does this only for its own address "auto".
+    # Ray itself does this only for its own address "auto".
     try:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     except ray.exceptions.AuthenticationError:

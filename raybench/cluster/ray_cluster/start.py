@@ -169,7 +169,7 @@ def connect_ray(
 
 
 def leave(folder: Path | None, *, is_borrowed: bool) -> None:
-    """Leave Ray, which ends a private one, and remove its folder; a borrowed Ray stays joined."""
+    """Leave Ray. A private Ray ends, and its folder is removed; a borrowed Ray stays joined."""
     if is_borrowed:
         return
     ray.shutdown()
@@ -287,7 +287,7 @@ def ray_nodes() -> list[dict[str, Any]]:
 
 
 def find_own_cluster() -> OwnCluster:
-    """Return the cluster that `ray start` has started on this host; its head may be gone.
+    """Return this user's cluster of `ray start` on this host; its head may be gone.
 
     The cluster in Ray's default folder is preferred to clusters of `ray start --temp-dir`.
 
@@ -296,15 +296,8 @@ def find_own_cluster() -> OwnCluster:
     """
     # `ray start` writes the address to a file in a folder that every user can write. A forged
     # address would get this user's token, and could run code as this user. So the address counts
-    # only if a raylet of this user or of root uses it. A private Ray has no such file.
-    #
-    # (address of the head, Ray's folder) of each raylet.
-    raylets = set()
-    for process in psutil.process_iter(["cmdline", "uids"]):
-        words, uids = process.info["cmdline"] or [""], process.info["uids"]
-        if words[0].endswith("/raylet") and uids and uids.real in (0, os.geteuid()):
-            options = dict(word.partition("=")[::2] for word in words)
-            raylets.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
+    # only if a trusted raylet uses it. A private Ray has no such file.
+    raylets = _trusted_raylets()
     address = _read_address(ray_internals.default_folder())
     if any(head == address for head, _ in raylets):
         return OwnCluster(address, "")
@@ -319,6 +312,20 @@ def find_own_cluster() -> OwnCluster:
         return OwnCluster(other_heads.pop(), "")
     reason = f"the cluster at {address} is gone or another user's: no node of it here is yours"
     return OwnCluster("", reason if address else "")
+
+
+def _trusted_raylets() -> set[tuple[str, Path]]:
+    """Return (address of the head, Ray's folder) of each raylet of this user or of root."""
+    raylets = set()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        words, uids = process.info["cmdline"] or [""], process.info["uids"]
+        if words[0].endswith("/raylet") and uids and uids.real in (0, os.geteuid()):
+            options = {}
+            for word in words:
+                name, _, value = word.partition("=")
+                options[name] = value
+            raylets.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
+    return raylets
 
 
 def _read_address(folder: Path) -> str:
@@ -354,6 +361,7 @@ def _start_private(
         )
 
     def find_ended_program() -> str:
+        """Return which program of Ray has ended, in words; "" if none has."""
         for child in psutil.Process().children():
             with suppress(psutil.Error):
                 if child.status() == psutil.STATUS_ZOMBIE and child.name() in _PROGRAMS:
