@@ -89,7 +89,7 @@ def exit_code(points: Sequence[ComparedPoint]) -> int:
         threshold=THRESHOLD,
         points=points,
         changes=(),
-        beside={},
+        point_changes={},
     )
     return 1 if found.is_regression else 5 if found.is_blind(BLIND) else 0
 

@@ -160,7 +160,7 @@ def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) ->
         threshold=threshold,
         points=compare(base_points, new_points, threshold=threshold),
         changes=changes(base.newest.facts, new.newest.facts),
-        beside=all_point_changes(base_data.rows, new_data.rows),
+        point_changes=all_point_changes(base_data.rows, new_data.rows),
         left_out=left_out,
         impossible=impossible,
         machines=(_machine(base_data), _machine(new_data)),

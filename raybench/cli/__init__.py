@@ -103,6 +103,7 @@ def _print_on_stderr(text: str) -> None:
 def _warnings_as_lines() -> Iterator[None]:
     """Print each ResultsWarning once, as a line on stderr."""
     printed: set[str] = set()
+    original = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
         if not issubclass(category, ResultsWarning):
@@ -113,7 +114,6 @@ def _warnings_as_lines() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", ResultsWarning)
-        original = warnings.showwarning
         warnings.showwarning = show
         yield
 

@@ -49,16 +49,16 @@ _IS_REGRESSION, _IS_UNCLEAR = 1, 5  # exit codes
 @click.option(
     "--fail-on",
     type=click.Choice([REGRESSION, UNCLEAR]),
-    help="regression: exit with 1 where a point is slower, or fails in more of its rounds; else "
-    "with 5 where a side has one run, or where a point may be slower by more than --blind. "
-    "unclear: exit with 1 as above, else with 5 where a point is undecided.",
+    help="regression: exit with 1 if a point is slower, or fails in more of its rounds; else with "
+    "5 if a side has one run, or if a point may be slower by more than --blind. unclear: exit with "
+    "1 as above, else with 5 if a point is undecided.",
 )
 @click.option(
     "--blind",
     callback=read_share,
     default="10%",
     show_default=True,
-    help="With --fail-on regression: every point must be known to be slower by no more than this.",
+    help="With --fail-on regression: the largest slowdown that may stay undetected at a point.",
 )
 @format_options(
     ["terminal", "md", "html", "json"],
@@ -85,9 +85,10 @@ def compare_command(
     models or node counts differ, or if no point is ok on both sides and no point that is ok in BASE
     fails in NEW.
 
-    For health checks, the newest check of each side is compared (not as html): each figure by the
-    limit of its test, or by --threshold if that is larger. --fail-on exits with 1 if a figure is
-    slower or a subject is no longer healthy, otherwise with 2 if no figure was read in both checks.
+    For health checks, the newest check of each side is compared: each figure by the limit of its
+    test, or by --threshold if that is larger. --fail-on exits with 1 if a figure is slower or a
+    subject is no longer healthy, otherwise with 2 if no figure was read in both checks. There is no
+    html of health checks.
     """
     source = click.get_current_context().get_parameter_source("blind")
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:

@@ -97,8 +97,8 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
         return
     if name is not None and name not in jobs:
         guess = did_you_mean(name, jobs)
-        message = f"--template: no job {quote(name)}{guess}; see: `raybench init --list`"
-        raise UsageError(message.replace("?;", "? All of them:"))
+        rest = " All of them: `raybench init --list`" if guess else "; see: `raybench init --list`"
+        raise UsageError(f"--template: no job {quote(name)}{guess}{rest}")
     starter = files("raybench").joinpath("job_template.yaml")
     text = jobs[name] if name is not None else starter.read_text(encoding="utf-8")
     name = name or "job"
@@ -218,9 +218,11 @@ def explain_command(term: tuple[str, ...]) -> None:
     if not texts:
         matching = [name for name, page in pages.items() if wanted.lower() in page.lower()]
         unknown = say_unknown("term", wanted, [*words, *pages, *BY_NAME])
-        message = f"{unknown}; `raybench explain` lists all, and the how-to pages"
-        message += f"; how-to pages that have it: {', '.join(matching)}" if matching else ""
-        raise UsageError(message.replace("?;", "?"))
+        separator = " " if unknown.endswith("?") else "; "
+        message = f"{unknown}{separator}`raybench explain` lists all, and the how-to pages"
+        if matching:
+            message += f"; how-to pages that have it: {', '.join(matching)}"
+        raise UsageError(message)
     write_result("\n".join(texts) + "\n")
 
 

@@ -570,21 +570,12 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
     from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure, count = job.measure, len(plan.points)
-    least_s, most_s = _iterations_s(job, plan)
     points = f"{count} series" if plan.batch_search else counted(count, "point")
     yield f"{points}; the largest needs {counted(_devices_needed(plan), 'device')}"
-    if plan.batch_search:
-        most = f"at most {_duration(most_s / measure.rounds / count)} a point"
-        time = f"{most}; the number of points is known when the sweep has ended"
-    else:
-        rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
-        seconds = _span(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
-        point = f"{counted(measure.repeats, 'repeat')} of {seconds} s"
-        point += f" + {measure.heat_s:g} s of heating" if measure.heat_s else ""
-        time = f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {point})"
     yield (
-        f"iterations: {time}; {_slow_steps(measure)}; set-up and the first step of each point take "
-        f"additional time, and a point is stopped after {measure.timeout_s:g} s"
+        f"iterations: {_time_of_iterations(job, plan, points)}; {_slow_steps(measure)}; set-up and "
+        "the first step of each point take additional time, and a point is stopped after "
+        f"{measure.timeout_s:g} s"
     )
     if measure.heat_s:
         yield (
@@ -592,7 +583,8 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
             "one of whose devices was idle for 10 s"
         )
     if measure.rounds < WORTHWHILE and not plan.batch_search:
-        # `least_s` includes one heating.
+        # The lower estimate includes one heating.
+        least_s, _ = _iterations_s(job, plan)
         timed_s = (least_s - measure.heat_s) / measure.rounds
         one_round_s = timed_s + count * SET_UP_S + BETWEEN_ROUNDS_S
         more_s = (WORTHWHILE - measure.rounds) * one_round_s
@@ -600,6 +592,20 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
             f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more, and the "
             "report would have intervals"
         )
+
+
+def _time_of_iterations(job: Job, plan: Plan, points: str) -> str:
+    """Return the time of the iterations, and how it is composed: `2 min (2 points x 1 min)`."""
+    measure = job.measure
+    least_s, most_s = _iterations_s(job, plan)
+    if plan.batch_search:
+        most = f"at most {_duration(most_s / measure.rounds / len(plan.points))} a point"
+        return f"{most}; the number of points is known when the sweep has ended"
+    rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
+    seconds = _span(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
+    point = f"{counted(measure.repeats, 'repeat')} of {seconds} s"
+    point += f" + {measure.heat_s:g} s of heating" if measure.heat_s else ""
+    return f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {point})"
 
 
 def _slow_steps(measure: Measure) -> str:

@@ -86,7 +86,7 @@ class Comparison(Document):
     # Differences of the environment, between the newest runs of both sides.
     changes: Sequence[Change]
     # point_id -> parts and clocks of the point that changed, between the newest runs.
-    beside: Mapping[str, Sequence[PointChange]]
+    point_changes: Mapping[str, Sequence[PointChange]]
     # Id of a run that has the tag of a side and is not compared -> facts in which it differs.
     left_out: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
     # Values of the newest runs that cannot be true: ("BASE POINT_ID" or "NEW POINT_ID", why).
@@ -241,7 +241,7 @@ class Comparison(Document):
         yield changes_listing("Environment differences", self.changes)
         parts = []
         for row in self.compared:
-            changes = self.beside.get(row.point_id)
+            changes = self.point_changes.get(row.point_id)
             if changes and abs(_relative_change(row)) > self.threshold:
                 parts.append((self.name(row), "; ".join(map(words.point_change, changes))))
         if parts:
@@ -417,8 +417,8 @@ class Comparison(Document):
         points = []
         for row in self.points:
             why = None if row.why is None else _members_of_reason(row.why)
-            beside = [asdict(change) for change in self.beside.get(row.point_id, ())]
-            points.append({**vars(row), "why": why, "beside": beside})
+            point_changes = [asdict(change) for change in self.point_changes.get(row.point_id, ())]
+            points.append({**vars(row), "why": why, "beside": point_changes})
         return {
             "base": [asdict(run) for run in self.base],
             "new": [asdict(run) for run in self.new],
