@@ -581,7 +581,7 @@ def _busy_s(processors: Collection[int]) -> float | None:
 
 
 def _own_process_ids(holder: Holder) -> set[int]:
-    """Return the ids of Ray's processes on this node, of this sweep's, and of their descendants.
+    """Return the ids of the processes of Ray and of this sweep on this node, with descendants.
 
     Ray workers of other sweeps are included too, because their locks show those sweeps.
     """

@@ -310,10 +310,10 @@ def cause_of(answers: Collection[RankAnswer]) -> Failure | None:
 
 
 def _hanging_ranks(point: PointObservation) -> list[int]:
-    """Return the stuck ranks that the others most likely wait for; all if no rank stands out."""
+    """Return the stuck ranks for which the other ranks most likely wait; by default all."""
     waits = {rank: _waits_for(point.log_tails.get(rank, "")) for rank in _stuck_ranks(point)}
-    # The most suspicious first. A rank that waits for its device may run an endless kernel. A rank
-    # that waits for its peers cannot connect, while the others have connected.
+    # The most suspicious first: ranks in the user's code, ranks whose device may run an endless
+    # kernel, and ranks that cannot connect although the other ranks have connected.
     for suspicious in ("nothing", "device", "peers"):
         hanging = [rank for rank, waits_for in waits.items() if waits_for == suspicious]
         if hanging:
