@@ -98,7 +98,8 @@ def _value_text(key: object, value: object) -> str:
     """Return a value as JSON, which is valid YAML; a plain word needs no quotes."""
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w/-]*", value):
         # Without quotes, YAML would read these words as a bool or as null.
-        return value if value.lower() not in ("true", "false", "null") else json.dumps(value)
+        needs_quotes = value.lower() in ("true", "false", "null")
+        return json.dumps(value) if needs_quotes else value
     try:
         return json.dumps(value, ensure_ascii=False, default=_as_plain)
     except (TypeError, ValueError) as error:

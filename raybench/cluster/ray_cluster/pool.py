@@ -196,10 +196,7 @@ class WorkerPool:
         self._is_waiting = self._wait_s > 0
         if self._only and self.kind == "cpu" and not self._wait_s:
             # Check the hosts before any worker starts, because starting takes long.
-            hosts = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
-            missing = [name for name in self._only.names if name.rpartition(":")[0] not in hosts]
-            if missing:
-                raise _missing_devices_error(self._only, missing)
+            _check_listed_hosts(self._only)
         first_workers = self._start_first_workers()
         order = allocator.in_device_order([worker.device for worker in first_workers])
         with self._lock:
@@ -674,6 +671,14 @@ def _kill_and_release(workers: Sequence[WorkerHandle | _Start]) -> None:
         ray.kill(worker.process.actor, no_restart=True)
     for placement in {worker.slot.placement for worker in workers}:
         remove_placement_group(placement)
+
+
+def _check_listed_hosts(listed: DeviceList) -> None:
+    """Raise ClusterError if a host of the device list is not in the cluster."""
+    hosts = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
+    missing = [name for name in listed.names if name.rpartition(":")[0] not in hosts]
+    if missing:
+        raise _missing_devices_error(listed, missing)
 
 
 def _check_devices(devices: Sequence[Device]) -> None:
