@@ -316,10 +316,11 @@ def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple
 def predict_command(run: str, world_sizes: tuple[int, ...], results: Path, kind: str) -> None:
     """Predict the data-parallel steps of RUN on more devices than it measured, with intervals.
 
-    RUN is as for `raybench report`, with ok points of two numbers of devices of one node and of one
-    batch_size (weak scaling), whose step times have a 95 % interval of at most ±10 %. N is at most
-    the number of devices of a node: what several nodes cost depends on their network and on NCCL's
-    algorithm. The largest N decides whether a point is predicted at all. Needs no cluster.
+    RUN is as for `raybench report`. It must have ok points on two numbers of devices of one node,
+    with the same batch_size (weak scaling) and 95 % intervals of the step times of at most ±10 %. N
+    is at most the number of devices of a node, because the cost of several nodes depends on their
+    network and on NCCL's algorithm. The largest N decides whether a point is predicted at all.
+    Needs no cluster.
     """
     from raybench.analysis.prediction import is_on_one_node, predict
     from raybench.analysis.rows import point_rows

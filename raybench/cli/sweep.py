@@ -41,7 +41,7 @@ from raybench.report.formatting import command, counted, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from raybench.job.model import Job, Measure
+    from raybench.job.model import BatchSearch, Job, Measure
     from raybench.job.plan import Plan
     from raybench.job.problems import KeyPath
     from raybench.records.device import DeviceKind
@@ -539,14 +539,8 @@ def _plan_as_text(
         above.insert(1, f"on CPU workers: its section cpu: replaces {', '.join(job.replaced_keys)}")
     elif "cpu" in job.model_fields_set:
         above.append("on GPUs; `raybench plan --device cpu` shows the points of CPU workers")
-    if search := plan.batch_search:
-        first_two = [search.start, 2 * search.start]
-        batches = [str(batch) for batch in first_two if search.max is None or batch <= search.max]
-        most = "" if search.max is None else f" or {search.max} is reached"
-        above.append(
-            f"batch_size: {', '.join(batches)}, ... until memory runs out{most}, then bisected to "
-            "the largest that fits; below: the first point of each series"
-        )
+    if plan.batch_search:
+        above.append(_batch_search_line(plan.batch_search))
     titles = ["#", "point_id", *varying, "est. GiB"]
     rows: list[list[str]] = []
     for point, needed in zip(plan.points, estimates, strict=True):
@@ -558,6 +552,17 @@ def _plan_as_text(
         table = table_text(titles[:-1], [row[:-1] for row in rows])
     below = [*_needs(job, plan), *_memory_lines(plan, estimates, device_bytes)]
     return "\n".join([*_wrapped(above), "", table, *_wrapped(below)]) + "\n"
+
+
+def _batch_search_line(search: BatchSearch) -> str:
+    """Return which batch sizes a search tries."""
+    first_two = [search.start, 2 * search.start]
+    batches = [str(batch) for batch in first_two if search.max is None or batch <= search.max]
+    most = "" if search.max is None else f" or {search.max} is reached"
+    return (
+        f"batch_size: {', '.join(batches)}, ... until memory runs out{most}, then bisected to "
+        "the largest that fits; below: the first point of each series"
+    )
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
