@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from raybench.records.devices import HostFacts
 
 _MBIT_PER_GBIT = 1000
 _LOOPBACK = "lo"
+# Interfaces that other hosts do not reach, or by a detour.
+_INNER = re.compile(r"lo$|docker|br-|virbr|veth|cni|flannel|podman")
+
+
+def is_inner(interface: str) -> bool:
+    """Return whether a network interface leads to no other host, or by a detour."""
+    return _INNER.match(interface) is not None
 
 
 def read_host(load: float | None = None, adapters: Path | None = None) -> HostFacts:

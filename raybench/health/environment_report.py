@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from raybench.health.suite import TRANSPORT_TEST
-from raybench.health.transports import NETWORK_TEST
+from raybench.health.suite import NETWORK_TEST, TRANSPORT_TEST
 from raybench.records.devices import Finding, Verdict
 from raybench.report.documents import SETTING_CHARS, Listing, ShownColumn, Table
 from raybench.report.formatting import some

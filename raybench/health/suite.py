@@ -58,6 +58,7 @@ _HOST_BAD_RATIO = 3.0
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
 # The tests of the stage "environment" that need work of the devices.
 CONNECT_TEST, TRANSPORT_TEST = "first collective", "transport"
+NETWORK_TEST = "transport between nodes"
 # Stages whose tests use NCCL, but for copies between memories.
 _STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
 _MIB = 2**20

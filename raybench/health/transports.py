@@ -5,12 +5,12 @@ Both are points of the stage `environment`; see `SUITE` and `TransportProbe`.
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from raybench.conversion import NS_PER_S
+from raybench.hardware.hosts import is_inner
 from raybench.hardware.nccl_log import NcclLog, Route, parse
 from raybench.health.environment import (
     EnvironmentFacts,
@@ -18,7 +18,7 @@ from raybench.health.environment import (
     fact,
     fault_of,
 )
-from raybench.health.suite import TRANSPORT_TEST
+from raybench.health.suite import CONNECT_TEST, NETWORK_TEST, TRANSPORT_TEST
 from raybench.health.verdicts import Judgement
 from raybench.records.conditions import Condition, FactValue
 from raybench.records.devices import Subject, Verdict
@@ -32,12 +32,9 @@ from raybench.records.judgement import (
 )
 from raybench.records.record import Record
 from raybench.records.status import Status
+from raybench.workloads.pairs import GlooPeer, read_gloo_peers
 
-NETWORK_TEST = "transport between nodes"
 _SLOW_START_S = 10.0
-# Interfaces that other hosts do not reach, or by a detour.
-_INNER = re.compile(r"lo$|docker|br-|virbr|veth|cni|flannel|podman")
-_GLOO_LINE = re.compile(r"^raybench: gloo (\S+) (\S+) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +50,7 @@ class _RankTransports:
     """The transports that one rank reported."""
 
     log: NcclLog
-    # Connections of gloo: interface, own address, address of the peer.
-    peers: tuple[tuple[str, str, str], ...]
+    peers: tuple[GlooPeer, ...]
 
 
 def judge_first_collective(facts: EnvironmentFacts, record: Record) -> Iterator[Judgement]:
@@ -63,7 +59,7 @@ def judge_first_collective(facts: EnvironmentFacts, record: Record) -> Iterator[
     Args:
         record: of the first all_reduce of the workers.
     """
-    test = environment_test("first collective", "s")
+    test = environment_test(CONNECT_TEST, "s")
     hosts = facts.host_names
     if record.status is not Status.OK:
         rank = record.error_rank
@@ -141,9 +137,8 @@ def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgem
 
 
 def _read_rank(output: str) -> _RankTransports:
-    """Return what a rank printed: lines of `TransportProbe`, and NCCL's log."""
-    peers = tuple((match[1], match[2], match[3]) for match in _GLOO_LINE.finditer(output))
-    return _RankTransports(log=parse(output.splitlines()), peers=peers)
+    """Return what `TransportProbe` printed on one rank."""
+    return _RankTransports(log=parse(output.splitlines()), peers=read_gloo_peers(output))
 
 
 def _within_node(facts: EnvironmentFacts, node: Subject, routes: Sequence[_RankRoute]) -> Judgement:
@@ -181,7 +176,7 @@ def _between_nodes(facts: EnvironmentFacts, between: Sequence[_RankRoute]) -> It
     )
     if interfaces := sorted({route.interface for route in routes if route.interface}):
         used = [FactValue(name=name) for name in interfaces]
-        inner = list(filter(_INNER.match, interfaces))
+        inner = list(filter(is_inner, interfaces))
         yield _interfaces(facts, "interfaces in use", used, inner)
     by_adapter = [route for route in routes if route.network not in ("", "Socket")]
     if by_adapter:
@@ -232,8 +227,9 @@ def _ways(facts: EnvironmentFacts, routes: Sequence[_RankRoute]) -> list[FactVal
 def _gloo(facts: EnvironmentFacts, ranks: Sequence[_RankTransports]) -> Judgement:
     """Return the interfaces between CPU workers."""
     is_one_host = len({(device.host, device.address) for device in facts.devices}) == 1
-    used = sorted({name for rank in ranks for name, _, _ in rank.peers})
-    outward = sorted({name for rank in ranks for name, here, there in rank.peers if here != there})
-    inner = [] if is_one_host else list(filter(_INNER.match, outward))
-    shown = [FactValue(name="gloo", value=name) for name in used]
-    return _interfaces(facts, TRANSPORT_TEST, shown, inner)
+    peers = [peer for rank in ranks for peer in rank.peers]
+    outward = sorted({peer.interface for peer in peers if peer.address != peer.peer_address})
+    inner = [] if is_one_host else list(filter(is_inner, outward))
+    names = sorted({peer.interface for peer in peers})
+    used = [FactValue(name="gloo", value=name) for name in names]
+    return _interfaces(facts, TRANSPORT_TEST, used, inner)

@@ -40,46 +40,42 @@ class CostlyVariable:
     verdict: Verdict = Verdict.NOTE
     # Matters only if there are several nodes.
     is_between_nodes: bool = False
-
-    @property
-    def is_of_gpus(self) -> bool:
-        """Whether CPU workers ignore the variable."""
-        return not self.name.startswith("TORCH_DISTRIBUTED")
-
-    @property
-    def needs_nvlink(self) -> bool:
-        """Whether a machine without NVLink may need the variable."""
-        return self.name.startswith("NCCL_P2P")
-
-
-def _row(
-    name: str,
-    is_costly: Callable[[str], bool],
-    verdict: Verdict = Verdict.NOTE,
-    *,
-    is_between_nodes: bool = False,
-) -> CostlyVariable:
-    return CostlyVariable(
-        name=name, is_costly=is_costly, verdict=verdict, is_between_nodes=is_between_nodes
-    )
+    # CPU workers ignore the variable.
+    is_of_gpus: bool = True
+    # A machine without NVLink may need the variable.
+    needs_nvlink: bool = False
 
 
 COSTLY_VARIABLES = (
-    _row("NCCL_P2P_DISABLE", _is_enabled, Verdict.BAD),
-    _row("NCCL_P2P_LEVEL", _is_any_of("LOC", "0"), Verdict.BAD),
-    _row("NCCL_SHM_DISABLE", _is_enabled),
-    _row("NCCL_IB_DISABLE", _is_enabled, Verdict.BAD, is_between_nodes=True),
-    _row("NCCL_DEBUG", _is_any_of("INFO", "TRACE")),
-    _row("NCCL_ALGO", bool),
-    _row("NCCL_PROTO", bool),
-    _row("NCCL_MAX_NCHANNELS", bool),
-    _row("NCCL_MAX_CTAS", bool),
-    _row("CUDA_LAUNCH_BLOCKING", _is_enabled, Verdict.BAD),
-    _row("CUDA_DEVICE_MAX_CONNECTIONS", _is_any_of("1")),
-    _row("CUDA_VISIBLE_DEVICES", _is_unsorted),
-    _row("PYTORCH_NO_CUDA_MEMORY_CACHING", bool, Verdict.BAD),
-    _row("TORCH_NCCL_BLOCKING_WAIT", _is_enabled),
-    _row("TORCH_NCCL_ENABLE_TIMING", _is_enabled),
-    _row("TORCH_DISTRIBUTED_DEBUG", _is_any_of("DETAIL"), Verdict.BAD),
-    _row("NVIDIA_TF32_OVERRIDE", bool),
+    CostlyVariable(
+        name="NCCL_P2P_DISABLE", is_costly=_is_enabled, verdict=Verdict.BAD, needs_nvlink=True
+    ),
+    CostlyVariable(
+        name="NCCL_P2P_LEVEL",
+        is_costly=_is_any_of("LOC", "0"),
+        verdict=Verdict.BAD,
+        needs_nvlink=True,
+    ),
+    CostlyVariable(name="NCCL_SHM_DISABLE", is_costly=_is_enabled),
+    CostlyVariable(
+        name="NCCL_IB_DISABLE", is_costly=_is_enabled, verdict=Verdict.BAD, is_between_nodes=True
+    ),
+    CostlyVariable(name="NCCL_DEBUG", is_costly=_is_any_of("INFO", "TRACE")),
+    CostlyVariable(name="NCCL_ALGO", is_costly=bool),
+    CostlyVariable(name="NCCL_PROTO", is_costly=bool),
+    CostlyVariable(name="NCCL_MAX_NCHANNELS", is_costly=bool),
+    CostlyVariable(name="NCCL_MAX_CTAS", is_costly=bool),
+    CostlyVariable(name="CUDA_LAUNCH_BLOCKING", is_costly=_is_enabled, verdict=Verdict.BAD),
+    CostlyVariable(name="CUDA_DEVICE_MAX_CONNECTIONS", is_costly=_is_any_of("1")),
+    CostlyVariable(name="CUDA_VISIBLE_DEVICES", is_costly=_is_unsorted),
+    CostlyVariable(name="PYTORCH_NO_CUDA_MEMORY_CACHING", is_costly=bool, verdict=Verdict.BAD),
+    CostlyVariable(name="TORCH_NCCL_BLOCKING_WAIT", is_costly=_is_enabled),
+    CostlyVariable(name="TORCH_NCCL_ENABLE_TIMING", is_costly=_is_enabled),
+    CostlyVariable(
+        name="TORCH_DISTRIBUTED_DEBUG",
+        is_costly=_is_any_of("DETAIL"),
+        verdict=Verdict.BAD,
+        is_of_gpus=False,
+    ),
+    CostlyVariable(name="NVIDIA_TF32_OVERRIDE", is_costly=bool),
 )

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -309,6 +310,26 @@ class TransportProbe(Workload):
     def step(self) -> None:
         """Wait for a millisecond: the workload did its work when it was built."""
         time.sleep(0.001)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlooPeer:
+    """A TCP connection of gloo."""
+
+    interface: str
+    address: str
+    peer_address: str
+
+
+_GLOO_LINE = re.compile(r"^raybench: gloo (\S+) (\S+) (\S+)$", re.MULTILINE)
+
+
+def read_gloo_peers(output: str) -> tuple[GlooPeer, ...]:
+    """Return the connections that `main` has printed."""
+    return tuple(
+        GlooPeer(interface=match[1], address=match[2], peer_address=match[3])
+        for match in _GLOO_LINE.finditer(output)
+    )
 
 
 # How long the store and gloo wait for other ranks.

@@ -2,6 +2,7 @@
 
 import pytest
 
+from raybench.records.conditions import Condition, FactValue
 from raybench.records.judgement import (
     Command,
     CommandKind,
@@ -17,9 +18,15 @@ from raybench.report.words import health as words
 
 
 def test_every_kind_has_words():
-    values = {"value": 2, "limit": 3, "names": ("alpha",)}
+    values = {"value": 2, "limit": 3, "names": ("NCCL_ALGO",)}
     problems = [words.problem(Problem(kind=kind, **values)) for kind in ProblemKind]
-    reasons = [words.reason(Reason(kind=kind, **values)) for kind in ReasonKind]
+    values |= {"facts": (FactValue(name="torch", value="2.11"),)}
+    reasons = []
+    for kind in ReasonKind:
+        is_condition = kind is ReasonKind.CONDITION
+        for condition in Condition if is_condition else [None]:
+            reason = Reason(kind=kind, condition=condition, **values)
+            reasons.append(words.reason(reason))
     commands = [words.command_words(Command(kind=kind, hosts=("alpha",))) for kind in CommandKind]
     texts = [*problems, *reasons, *commands]
     assert [text for text in texts if "{" in text] == []
