@@ -10,7 +10,8 @@ from pathlib import Path
 
 from raybench.analysis.references import SHIPPED, References
 from raybench.cluster import Cluster
-from raybench.health.environment import EnvironmentFacts, judge_environment
+from raybench.health.environment import judge_environment
+from raybench.health.environment_facts import EnvironmentFacts
 from raybench.health.nodes import CheckCourse, node_reports
 from raybench.health.readings import (
     Reading,

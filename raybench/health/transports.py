@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from raybench.conversion import NS_PER_S
 from raybench.hardware.hosts import is_inner
 from raybench.hardware.nccl_log import NcclLog, Route, parse
-from raybench.health.environment import (
+from raybench.health.environment_facts import (
     EnvironmentFacts,
+    Fault,
     environment_test,
-    fact,
-    fault_of,
+    fault,
+    judge_fact,
 )
 from raybench.health.suite import CONNECT_TEST, NETWORK_TEST, TRANSPORT_TEST
 from raybench.health.verdicts import Judgement
@@ -69,33 +70,30 @@ def judge_first_collective(facts: EnvironmentFacts, record: Record) -> Iterator[
             status=record.status,
             detail=record.error_message or "",
         )
-        commands = [Command(kind=CommandKind.CHECK_LOUDLY)]
-        if len(hosts) > 1:
-            commands.append(Command(kind=CommandKind.SHOW_NETWORK, hosts=hosts))
-        fault = Reason(kind=ReasonKind.PROBLEMS, problems=(problem,))
-        yield fact(test, facts.cluster, None, fault=fault, verdict=Verdict.BAD, commands=commands)
+        reason = Reason(kind=ReasonKind.PROBLEMS, problems=(problem,))
+        kind = CommandKind.CHECK_LOUDLY if len(hosts) == 1 else CommandKind.SHOW_NETWORK
+        command = Command(kind=kind, hosts=hosts)
+        found = Fault(reason=reason, command=command, verdict=Verdict.BAD)
+        yield judge_fact(test, facts.cluster, None, found)
         return
     measured = record.measurements
     first_s = max(
         (one.setup_s or 0.0) + sum(one.repetitions[0].warmup.step_ns[:1]) / NS_PER_S
         for one in measured
     )
-    is_slow = first_s > _SLOW_START_S
-    yield fact(
-        test,
-        facts.cluster,
-        first_s,
-        fault=fault_of(Condition.SLOW_CONNECTION, first_s, _SLOW_START_S) if is_slow else None,
-        commands=(Command(kind=CommandKind.CHOOSE_INTERFACE, names=_variables(facts)),),
+    slow = fault(
+        Condition.SLOW_CONNECTION, _choose_interface(facts), value=first_s, limit=_SLOW_START_S
     )
+    yield judge_fact(test, facts.cluster, first_s, slow if first_s > _SLOW_START_S else None)
     step_ns = max(statistics.median(one.step_ns) for one in measured)
     bytes_on_bus = (measured[0].message_bytes or 0) * (measured[0].busbw_factor or 0.0)
-    yield fact(environment_test("all_reduce", "GB/s"), facts.cluster, bytes_on_bus / step_ns)
+    yield judge_fact(environment_test("all_reduce", "GB/s"), facts.cluster, bytes_on_bus / step_ns)
 
 
-def _variables(facts: EnvironmentFacts) -> tuple[str, ...]:
-    """Return the variable that names the network interface."""
-    return ("NCCL_SOCKET_IFNAME" if facts.is_cuda else "GLOO_SOCKET_IFNAME",)
+def _choose_interface(facts: EnvironmentFacts) -> Command:
+    variable = "NCCL_SOCKET_IFNAME" if facts.is_cuda else "GLOO_SOCKET_IFNAME"
+    kind = CommandKind.CHOOSE_INTERFACE
+    return Command(kind=kind, names=(variable,), hosts=facts.host_names)
 
 
 def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgement]:
@@ -108,14 +106,9 @@ def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgem
     test = environment_test(TRANSPORT_TEST)
     if not any(rank.log.routes or rank.peers for rank in ranks):
         messages = [record.error_message] if record.error_message else []
-        fault = fault_of(Condition.NO_ROUTES, names=messages)
-        yield fact(
-            test,
-            facts.cluster,
-            None,
-            fault=fault,
-            commands=(Command(kind=CommandKind.CHECK_LOUDLY),),
-        )
+        command = Command(kind=CommandKind.CHECK_LOUDLY)
+        found = fault(Condition.NO_ROUTES, command, names=messages)
+        yield judge_fact(test, facts.cluster, None, found)
         return
     if not facts.is_cuda:
         yield _gloo(facts, ranks)
@@ -131,7 +124,7 @@ def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgem
         yield _within_node(facts, facts.node(node_id), routes)
     nvls = {rank.log.has_nvls for rank in ranks} - {None}
     if within and nvls:
-        yield fact(environment_test("NVLS"), facts.cluster, float(True in nvls))
+        yield judge_fact(environment_test("NVLS"), facts.cluster, float(True in nvls))
     if between:
         yield from _between_nodes(facts, between)
 
@@ -144,15 +137,10 @@ def _read_rank(output: str) -> _RankTransports:
 def _within_node(facts: EnvironmentFacts, node: Subject, routes: Sequence[_RankRoute]) -> Judgement:
     ways = _ways(facts, routes)
     is_direct = {one.route.kind for one in routes} == {"P2P"}
-    names = [way.name for way in ways]
-    return fact(
-        environment_test(TRANSPORT_TEST, "transports"),
-        node,
-        float(len(ways)),
-        fault=None if is_direct else fault_of(Condition.NO_PEER_ACCESS, names=names),
-        facts=ways,
-        commands=(Command(kind=CommandKind.SHOW_PEERS, hosts=(node.name,)),),
-    )
+    command = Command(kind=CommandKind.SHOW_PEERS, hosts=(node.name,))
+    found = fault(Condition.NO_PEER_ACCESS, command, names=[way.name for way in ways])
+    test = environment_test(TRANSPORT_TEST, "transports")
+    return judge_fact(test, node, len(ways), None if is_direct else found, ways)
 
 
 def _between_nodes(facts: EnvironmentFacts, between: Sequence[_RankRoute]) -> Iterator[Judgement]:
@@ -161,19 +149,14 @@ def _between_nodes(facts: EnvironmentFacts, between: Sequence[_RankRoute]) -> It
     routes = [one.route for one in between]
     ways = _ways(facts, between)
     adapters = sorted({name for host in facts.hosts.values() for name in host.rdma_adapters})
-    fault, command = None, Command(kind=CommandKind.SHOW_RDMA, hosts=hosts)
+    found = None
     if adapters and any(route.network == "Socket" for route in routes):
-        fault = fault_of(Condition.UNUSED_ADAPTERS, names=adapters)
+        command = Command(kind=CommandKind.SHOW_RDMA, hosts=hosts)
+        found = fault(Condition.UNUSED_ADAPTERS, command, names=adapters)
     elif any(route.kind != "NET" for route in routes):
-        fault, command = fault_of(Condition.ONE_HOST), Command(kind=CommandKind.SHOW_RAY)
-    yield fact(
-        environment_test(NETWORK_TEST, "transports"),
-        cluster,
-        float(len(ways)),
-        fault=fault,
-        facts=ways,
-        commands=(command,),
-    )
+        found = fault(Condition.ONE_HOST, Command(kind=CommandKind.SHOW_RAY))
+    test = environment_test(NETWORK_TEST, "transports")
+    yield judge_fact(test, cluster, len(ways), found, ways)
     if interfaces := sorted({route.interface for route in routes if route.interface}):
         used = [FactValue(name=name) for name in interfaces]
         inner = list(filter(is_inner, interfaces))
@@ -181,13 +164,9 @@ def _between_nodes(facts: EnvironmentFacts, between: Sequence[_RankRoute]) -> It
     by_adapter = [route for route in routes if route.network not in ("", "Socket")]
     if by_adapter:
         is_direct = all(route.gpu_direct for route in by_adapter)
-        yield fact(
-            environment_test("GPUDirect RDMA"),
-            cluster,
-            float(is_direct),
-            fault=None if is_direct else fault_of(Condition.NO_GPU_DIRECT),
-            commands=(Command(kind=CommandKind.LOAD_PEERMEM, hosts=hosts),),
-        )
+        off = fault(Condition.NO_GPU_DIRECT, Command(kind=CommandKind.LOAD_PEERMEM, hosts=hosts))
+        test = environment_test("GPUDirect RDMA")
+        yield judge_fact(test, cluster, float(is_direct), None if is_direct else off)
 
 
 def _interfaces(
@@ -198,16 +177,9 @@ def _interfaces(
     Args:
         inner: names of interfaces that do not.
     """
-    choose = CommandKind.CHOOSE_INTERFACE
-    command = Command(kind=choose, names=_variables(facts), hosts=facts.host_names)
-    return fact(
-        environment_test(test, "interfaces"),
-        facts.cluster,
-        float(len(used)),
-        fault=fault_of(Condition.INNER_INTERFACE, names=inner) if inner else None,
-        facts=used,
-        commands=(command,),
-    )
+    found = fault(Condition.INNER_INTERFACE, _choose_interface(facts), names=inner)
+    own = environment_test(test, "interfaces")
+    return judge_fact(own, facts.cluster, len(used), found if inner else None, used)
 
 
 def _ways(facts: EnvironmentFacts, routes: Sequence[_RankRoute]) -> list[FactValue]:

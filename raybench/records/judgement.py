@@ -235,6 +235,7 @@ class CommandKind(StrEnum):
     RAISE_MEMLOCK = "raise_memlock"
     SHOW_INTERFACES = "show_interfaces"
     SHOW_KERNEL_LOG = "show_kernel_log"
+    SHOW_VERSIONS = "show_versions"
     SHOW_PEERS = "show_peers"
     SHOW_RDMA = "show_rdma"
     LOAD_PEERMEM = "load_peermem"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from raybench import load
 from tests.gpu.gpus import TWO_GPUS
 from tests.integration.health_runs import CHECK, ill
 
@@ -70,6 +71,31 @@ def test_healthy_gpus_are_healthy(tmp_path):
     found = check(tmp_path, ["alone", "host-links", "pairs", "together"], FEW)
     assert not ill(found, "untested")
     assert len(found["healthy"]) == len(found["devices"])
+
+
+def test_environment_of_gpus_is_read_once(tmp_path):
+    found = check(tmp_path, ["environment"], ["first collective", "transport"])
+    told = {one["test"]: one for one in found["findings"]}
+    assert told["transport"]["evidence"]
+    assert told["first collective"]["value"] > 0
+    assert told["all_reduce"]["value"] > 1
+    assert told["clocks"]["value"] > 1000
+    assert "nccl" in told["versions"]["evidence"]
+    assert "libnccl" in told["libraries"]["evidence"] or not told["libraries"]["value"]
+    points = load(tmp_path / "results", "points")
+    assert len(points) == 2
+
+
+def test_disabled_peer_access_spoils_the_environment(tmp_path):
+    found = check(
+        tmp_path, ["environment"], ["first collective", "transport"], NCCL_P2P_DISABLE="1"
+    )
+    told = {one["test"]: one for one in found["findings"]}
+    assert told["transport"]["verdict"] == "note"
+    assert "SHM" in told["transport"]["reason"]
+    # A machine without NVLink may need the variable.
+    links = told["NVLink"]["value"]
+    assert told["NCCL_P2P_DISABLE"]["verdict"] == ("bad" if links else "note")
 
 
 def test_a_gpu_busy_with_another_program_is_named(tmp_path):

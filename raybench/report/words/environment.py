@@ -129,6 +129,7 @@ COMMANDS: Mapping[CommandKind, str] = {
     CommandKind.RAISE_MEMLOCK: "docker run --ulimit memlock=-1",
     CommandKind.SHOW_INTERFACES: "ip -br address; ip -br link",
     CommandKind.SHOW_KERNEL_LOG: "dmesg | grep Xid; nvidia-smi -L",
+    CommandKind.SHOW_VERSIONS: "pip freeze; nvidia-smi",
     CommandKind.SHOW_PEERS: "nvidia-smi topo -p2p r; env | grep NCCL_",
     CommandKind.SHOW_RDMA: "ibv_devinfo; ls /dev/infiniband; env | grep NCCL_",
     CommandKind.LOAD_PEERMEM: "modprobe nvidia-peermem",

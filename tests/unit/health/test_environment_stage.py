@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from builders import make_device
 
-from raybench.health.environment import EnvironmentFacts, judge_environment
+from raybench.health.environment import judge_environment
+from raybench.health.environment_facts import EnvironmentFacts
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts, Finding, HostFacts, Verdict
 

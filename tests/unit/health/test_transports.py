@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import make_device, make_measurement, make_record
 
-from raybench.health.environment import EnvironmentFacts
+from raybench.health.environment_facts import EnvironmentFacts
 from raybench.health.transports import judge_first_collective, judge_transports
 from raybench.records.devices import DeviceFacts, Finding, HostFacts, Verdict
 from raybench.records.record import Record
