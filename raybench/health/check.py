@@ -66,7 +66,7 @@ _BURN_IN_MEASURE = Measure(
 # The tests of the environment run once. Their processes import torch, which takes seconds on a busy
 # host.
 _ENVIRONMENT_MEASURE = Measure(
-    warmup=Span(min=5, max=5), iterations=20, max_seconds=2.0, timeout_s=90.0, breakdown=False
+    warmup=Span(min=5, max=5), iterations=20, max_seconds=2.0, timeout_s=120.0, breakdown=False
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from raybench.health.suite import ENVIRONMENT, HealthTest, device_subjects
 from raybench.health.verdicts import Judgement
@@ -14,7 +15,7 @@ from raybench.records.judgement import Command, Reason, ReasonKind
 from raybench.report.words import health as words
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class EnvironmentFacts:
     """What workers and nodes report before any test."""
 
@@ -32,12 +33,12 @@ class EnvironmentFacts:
         """Whether a worker owns a GPU."""
         return any(device.kind == "cuda" for device in self.devices)
 
-    @property
+    @cached_property
     def subjects(self) -> tuple[Subject, ...]:
         """The devices as subjects, by rank."""
         return device_subjects(self.devices)
 
-    @property
+    @cached_property
     def nodes(self) -> dict[str, list[int]]:
         """Node id -> ranks of its devices."""
         ranks: dict[str, list[int]] = {}
@@ -45,12 +46,12 @@ class EnvironmentFacts:
             ranks.setdefault(device.node_id, []).append(rank)
         return ranks
 
-    @property
+    @cached_property
     def hosts(self) -> dict[str, HostFacts]:
         """Node id -> state of its host, if it was read."""
         return {one.device.node_id: one.host for one in self.states if one.host is not None}
 
-    @property
+    @cached_property
     def cluster(self) -> Subject:
         """All devices as one subject."""
         return Subject(

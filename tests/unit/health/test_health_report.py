@@ -6,6 +6,7 @@ from itertools import permutations
 from typing import Any
 from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 from builders import (
     START,
@@ -22,7 +23,7 @@ from builders import (
 from raybench.errors import UsageError
 from raybench.health.comparison import FigureChange, trace_figures
 from raybench.health.references import read_findings
-from raybench.health.report import HealthReport, health_figures
+from raybench.health.report import HealthReport, format_page, health_figures
 from raybench.health.suite import WAIT_TEST
 from raybench.records.devices import Action, Verdict
 from raybench.records.status import RunStatus
@@ -473,3 +474,14 @@ def test_facts_of_the_environment_are_no_figures():
 def test_unknown_devices_stay_untested_in_sound_environment():
     unknown = healthy(1, verdict=Verdict.UNKNOWN, ratio=None)
     assert report_of([*fact_of("ECC"), *unknown]).exit_code == 3
+
+
+def test_page_has_all_facts_of_the_environment():
+    page = format_page(report_of([*ENVIRONMENT, *healthy(2)]), pd.DataFrame())
+    section = page[page.index('<section id="environment">') :]
+    assert "2 facts are fine" in section
+    assert "nvidia-smi -pm 1" in section
+    assert "P2P/CUMEM" in section
+    assert "note: alpha GPU 0, alpha GPU 1" in section
+    without = format_page(report_of(healthy(2)), pd.DataFrame())
+    assert "facts are fine" not in without
