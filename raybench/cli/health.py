@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
 from raybench.api.files import check_outlives_job
-from raybench.cli.node_reports import NodeOutputs, finish, node_options
+from raybench.cli.node_reports import NodeOutputs, exit_code, finish, node_options
 from raybench.cli.shared import (
     address_option,
+    color,
     device_option,
     devices_option,
     json_option,
+    json_text,
     make_console,
     make_target,
     output_option,
@@ -23,13 +26,66 @@ from raybench.cli.shared import (
     references_option,
     shared_option,
     wait_option,
+    width,
     write_document,
+    write_result,
 )
 from raybench.errors import UsageError
 from raybench.records.devices import Stage
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
+    from raybench.records.node_report import NodeReport
+
+
+# Options of the full check; each needs a cluster, a run or stages.
+_NOT_WITH_QUICK = {
+    "address": "--address",
+    "devices_file": "--devices",
+    "stages": "--only",
+    "serial": "--serial",
+    "burn_in_s": "--burn-in",
+    "healthy_file": "--healthy-devices",
+    "wait_s": "--wait",
+    "shared": "--shared",
+    "output": "--output",
+}
+
+
+def refuse_with_quick(ctx: click.Context) -> None:
+    """Raise UsageError if an option was given that `--quick` does not take."""
+    for name, option in _NOT_WITH_QUICK.items():
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise UsageError(
+                f"{option}: not with --quick, which checks the devices of this node in seconds; "
+                "leave one of them out"
+            )
+
+
+def check_node(device: Literal["auto", "cuda", "cpu"], references: References) -> NodeReport:
+    """Run the quick check of this node, with its progress on stderr."""
+    import psutil
+
+    # The deadlines count from the start of the command, whose imports take a second.
+    began_s = time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())
+
+    def tell(text: str) -> None:
+        click.echo(f"{time.monotonic() - began_s:4.1f} s  {text}", err=True)
+
+    tell("raybench health --quick")
+    from raybench.health.quick.check import quick_check
+
+    return quick_check(device, references=references, tell=tell, began_s=began_s)
+
+
+def write_node_report(report: NodeReport, *, as_json: bool) -> None:
+    """Write the report of a node to stdout, as text or as one JSON object."""
+    from raybench.report.quick_report import format_node_report
+
+    if as_json:
+        write_result(json_text(asdict(report)))
+    else:
+        write_result(format_node_report(report, width=width(), color=color()))
 
 
 @click.command("health")
@@ -59,6 +115,11 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write the healthy devices to FILE, for `raybench sweep --devices FILE`.",
 )
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Check the devices of this node alone, in seconds and without Ray; writes no results.",
+)
 @wait_option
 @shared_option
 @output_option
@@ -69,6 +130,7 @@ if TYPE_CHECKING:
 def health_command(
     ctx: click.Context,
     /,
+    quick: bool,
     stages: tuple[Stage, ...],
     serial: bool,
     burn_in_s: float,
@@ -85,12 +147,20 @@ def health_command(
     raybench health --only environment
     raybench health --only alone --only pairs
     raybench health --address auto --healthy-devices healthy.txt
+    raybench health --quick
     raybench health --report /shared/checks
     raybench health --collect /shared/checks --expect 'gpu[01-12]'
 
     Exit code: 0 healthy, 1 something is suspect or bad, 2 a mistake in the command, 3 something was
     not tested, nothing has a comparison, or no cluster or devices can be had, 130 interrupted.
     """
+    if quick:
+        refuse_with_quick(ctx)
+        report = check_node(given["device"], references)
+        usual_code = exit_code([report], None)
+        code = finish([report], outputs, usual_code, is_json=as_json)
+        write_node_report(report, as_json=as_json)
+        ctx.exit(code)
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.api.progress import ConsoleListener
     from raybench.api.stored_runs import load_health
@@ -125,8 +195,8 @@ def health_command(
     if healthy_file is not None:
         comment = f"healthy by run {check.run.run_id}"
         write_device_list(healthy_file, check.healthy_devices, comment)
-    report = load_health(where.output, check.run.run_id, references)
-    assert report is not None, "its command line says that it is a check"
-    code = finish(check.node_reports, outputs, report.exit_code, is_json=as_json)
-    write_document(report, "json" if as_json else "terminal")
+    document = load_health(where.output, check.run.run_id, references)
+    assert document is not None, "its command line says that it is a check"
+    code = finish(check.node_reports, outputs, document.exit_code, is_json=as_json)
+    write_document(document, "json" if as_json else "terminal")
     ctx.exit(code)

@@ -48,22 +48,49 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     Raises:
         ClusterError: the machine has a GPU, and NVML, CUDA or torch cannot use it.
     """
+    count = _count_by_nvml(devices)
+    if not count:
+        return 0
+    if reason := why_cuda_fails([sys.executable, "-P", "-c", _ASK_CUDA]):
+        raise _unusable(f"NVML lists {count} GPU{'s' * (count > 1)} here, but CUDA fails: {reason}")
+    _check_torch()
+    return count
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """Return how many GPUs CUDA should list for a process of this environment; asks NVML alone.
+
+    Args:
+        devices: folder of the device files, for tests.
+
+    Raises:
+        ClusterError: the machine has a GPU, and NVML or torch cannot use it.
+    """
+    count = _count_by_nvml(devices)
+    if count:
+        _check_torch()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(listed.split(",")) if count and listed else count
+
+
+def _count_by_nvml(devices: Path) -> int:
+    """Return the number of GPUs; 0 if CUDA_VISIBLE_DEVICES hides them all."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in _ALL_HIDDEN:
         return 0
     files = sorted(devices.glob("nvidia[0-9]*"))
     count, reason = _ask_nvml()
-    if not count:
-        if not files:
-            return 0
+    if files and not count:
         raise _unusable(f"this machine has {files[0]}, but NVML fails: {reason}")
-    if reason := why_cuda_fails([sys.executable, "-P", "-c", _ASK_CUDA]):
-        raise _unusable(f"NVML lists {count} GPU{'s' * (count > 1)} here, but CUDA fails: {reason}")
+    return count
+
+
+def _check_torch() -> None:
+    """Raise ClusterError if torch cannot use GPUs."""
     if _torch_version().endswith("+cpu"):
         raise ClusterError(
             f"this machine has a GPU, and torch {_torch_version()} is a build for CPUs alone; "
             "install a build with CUDA, or use --device cpu"
         )
-    return count
 
 
 def _unusable(what: str) -> ClusterError:

@@ -51,7 +51,9 @@ class UntestedKind(StrEnum):
     OUT_OF_TIME = "out of time"
     # A test ended without a result on all devices, or because of another device.
     NO_RESULT = "no result"
-    # The tests ran, but there is nothing to compare the values with.
+    # A process of the check was killed or stopped from outside.
+    DISTURBED = "disturbed"
+    # The tests ran, and there is nothing to compare their speed with.
     NO_COMPARISON = "no comparison"
 
 

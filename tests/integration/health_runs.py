@@ -21,6 +21,7 @@ from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.sweep.run_state import RunTarget
 from raybench.workloads.base import Context
 from raybench.workloads.kernels import Gemm, SameBits
+from tests.integration.confined_stream import make_confined_stream
 
 CHECK = [sys.executable, "-m", "tests.integration.health_runs"]
 # Faults that are injected by a workload in the place of a built-in one.
@@ -80,7 +81,6 @@ def main(output: Path, stages: list[str]) -> None:
 
 
 _streams: dict[tuple[int, int], Any] = {}
-_kept: list[Any] = []
 
 
 class FlippedBits(SameBits):
@@ -110,7 +110,7 @@ class FewSms(Gemm):
             # One for the life of the process, as a context takes memory.
             key = (context.device.index, sms)
             if key not in _streams:
-                _streams[key] = _make_confined_stream(*key)
+                _streams[key] = make_confined_stream(*key)
             self._confined = _streams[key]
 
     def step(self) -> None:
@@ -124,33 +124,6 @@ class FewSms(Gemm):
         with torch.cuda.stream(self._confined):
             super().step()
         current.wait_stream(self._confined)
-
-
-def _make_confined_stream(index: int, sms: int) -> Any:
-    """A stream of a green context of so many multiprocessors, or the next more that it may have.
-
-    torch's own green contexts must be current while work is issued, and every switch of the device
-    ends that. Here the primary context stays current.
-    """
-    import torch
-    from cuda.bindings import driver
-
-    def checked(answer: tuple[Any, ...]) -> Any:
-        error, *values = answer
-        assert error == driver.CUresult.CUDA_SUCCESS, error
-        return values[0]
-
-    device = checked(driver.cuDeviceGet(index))
-    whole = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-    resource = checked(driver.cuDeviceGetDevResource(device, whole))
-    [part, *_] = checked(driver.cuDevSmResourceSplitByCount(1, resource, 0, sms))
-    description = checked(driver.cuDevResourceGenerateDesc([part], 1))
-    usual = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-    green = checked(driver.cuGreenCtxCreate(description, device, usual))
-    by_itself = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    stream = checked(driver.cuGreenCtxStreamCreate(green, by_itself, 0))
-    _kept.append(green)
-    return torch.cuda.ExternalStream(int(stream), torch.device("cuda", index))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""A check of one node in seconds: without Ray, one process per device, each with deadlines."""

@@ -1,0 +1,633 @@
+"""`raybench health --quick`: the check of one node, from the start of its processes to the report.
+
+Everything that may never return, such as a call of the driver, runs in child processes; this
+process only waits for their messages, each with a deadline.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal
+
+from raybench.errors import ClusterError
+from raybench.health.quick.children import (
+    Answers,
+    Child,
+    Death,
+    ask,
+    collect,
+    end_all,
+    start_device_process,
+    start_node_process,
+)
+from raybench.health.quick.messages import (
+    CountGpus,
+    GpuUse,
+    Imported,
+    LookAround,
+    NoGpus,
+    NotStarted,
+    RunTask,
+    ServeStore,
+    Started,
+    Surroundings,
+)
+from raybench.records.device import Device, DeviceKind
+from raybench.records.devices import DevicePlace
+from raybench.records.environment import usable_cores
+from raybench.records.measurement import Failure, Measurement
+from raybench.records.node_report import NodeReport, UntestedKind, UntestedReason
+from raybench.records.node_use import CpuLoad, DeviceUse, Program
+from raybench.records.record import Record
+from raybench.records.status import Status
+from raybench.records.task import GroupSpec, RankInfo, Task
+from raybench.report.words import quick as words
+from raybench.version import __version__
+
+if TYPE_CHECKING:
+    from raybench.analysis.references import References
+    from raybench.health.quick.decision import Decision, Evidence, Trouble
+    from raybench.health.quick.selection import QuickTest
+    from raybench.health.readings import Reading
+    from raybench.health.verdicts import Judgement
+
+# Deadlines in seconds from the start of the check. A node that needs longer is not tested.
+_TESTS_END_S = 26.0
+_STARTED_S: Mapping[DeviceKind, float] = {"cpu": 20.0, "cuda": 17.0}
+# A second run begins up to here, and a new process is started up to here.
+_SECOND_RUN_S, _RESTART_S = 23.0, 15.0
+# Limits of single requests: to the node's process, and to the devices' processes.
+_COUNT_S, _LOOK_S, _STORE_S = 8.0, 1.5, 1.0
+_TEST_S = 6.0
+# CPU workers of a node: one per core, and so few that their imports take seconds.
+_MOST_CPU_WORKERS = 4
+# The busiest other programs that are named.
+_MOST_PROGRAMS = 2
+# Programs that use less of a core are not named.
+_LEAST_SHARE = 0.05
+# Reasons for limited clocks that are due to heat or a fault; others are usual under load.
+_LIMITS = frozenset({"hw_slowdown", "thermal_sw", "thermal_hw", "power_brake"})
+
+# Modules that take a second to import.
+_NEEDED_LATER = (
+    "raybench.health.quick.decision",
+    "raybench.health.quick.selection",
+    "raybench.cluster.point_end",
+    "raybench.report.quick_report",
+)
+
+Tell = Callable[[str], None]
+
+
+def quick_check(
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    *,
+    references: References | None = None,
+    tell: Tell = lambda _: None,
+    began_s: float | None = None,
+) -> NodeReport:
+    """Check the devices of this node and return the report, within 30 s.
+
+    Args:
+        began_s: when the command began, by `time.monotonic`; default: now.
+        references: default: those of raybench.
+        tell: receives what the check does now.
+
+    Raises:
+        ClusterError: device is "cuda", and the node has no GPU.
+    """
+    began_s = time.monotonic() if began_s is None else began_s
+    check = _Check(began_s=began_s, began=datetime.now(UTC).astimezone(), tell=tell)
+    try:
+        return check.run(device, references)
+    finally:
+        check.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Slot:
+    """A device of the check, and the process that owns it."""
+
+    index: int
+    # As in findings.
+    name: str
+    child: Child
+    # None until the process owns its device; kept after its end.
+    device: Device | None = None
+    # Whether the process is fit for tests.
+    is_fit: bool = False
+    has_restarted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Check:
+    """A running check."""
+
+    began_s: float
+    began: datetime
+    tell: Tell
+    host: str = field(default_factory=socket.gethostname)
+    kind: DeviceKind = "cpu"
+    node: Child | None = None
+    slots: list[_Slot] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    throttled: dict[str, set[str]] = field(default_factory=dict)
+    # Rank 0's store, and the number of groups so far.
+    store: tuple[str, int] | None = None
+    groups: int = 0
+
+    def run(
+        self, device: Literal["auto", "cuda", "cpu"], references: References | None
+    ) -> NodeReport:
+        """Start the processes, run the tests, and decide."""
+        self.tell(words.progress())
+        self.node = start_node_process()
+        self.children.append(self.node)
+        count = self._count_devices(device)
+        if isinstance(count, UntestedReason):
+            return self._report(self._decide(untested=count))
+        self._start(count)
+        # No process of this check uses a GPU yet, so all that do are others.
+        before_start = self._look()
+        # Import while the processes start: their own imports take longer.
+        for module in _NEEDED_LATER:
+            importlib.import_module(module)
+        from raybench.analysis.references import SHIPPED
+
+        self._wait_for_start([slot.child for slot in self.slots], _STARTED_S[self.kind])
+        if not self._alive():
+            return self._report(self._decide(uses=self._uses(before_start, None)))
+        before = self._look()
+        tests = self._select()
+        first, skipped = self._run_tests(tests, 1, before)
+        judged = self._judge(first, references or SHIPPED)
+        again = self._doubtful(judged, tests)
+        judged_again: tuple[Judgement, ...] = ()
+        if again and self._left_s(_SECOND_RUN_S) > 0:
+            second, _ = self._run_tests(again, 2, before)
+            judged_again = self._judge(second, references or SHIPPED)
+        after = self._look()
+        decision = self._decide(
+            first=(*self._judge_facts(before, after), *judged),
+            second=judged_again,
+            uses=self._uses(before_start, after),
+            load=_load(before, after),
+            skipped=tuple(dict.fromkeys(skipped)),
+        )
+        return self._report(decision)
+
+    def close(self) -> None:
+        """End all processes."""
+        end_all(self.children)
+
+    def _left_s(self, end_s: float) -> float:
+        """Return how much time is left until so many seconds after the start of the check."""
+        return self.began_s + end_s - time.monotonic()
+
+    def _deadline_s(self, limit_s: float, end_s: float = _TESTS_END_S) -> float:
+        """Return when a request must be answered, by `time.monotonic`."""
+        return min(time.monotonic() + limit_s, self.began_s + end_s)
+
+    def _alive(self) -> list[_Slot]:
+        return [slot for slot in self.slots if slot.is_fit]
+
+    def _count_devices(self, device: str) -> int | UntestedReason:
+        """Return how many devices to test, or why none can be tested; sets `kind`."""
+        cpu_workers = min(usable_cores(), _MOST_CPU_WORKERS)
+        if device == "cpu":
+            return cpu_workers
+        assert self.node is not None
+        answers = ask({self.node: CountGpus()}, self._deadline_s(_COUNT_S))
+        for cause in answers.lost.values():
+            self.node = None
+            self.kind = "cuda"
+            if isinstance(cause, Death):
+                detail = cause.last_line or words.exit_status(cause.exit_code)
+                return UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=detail)
+            return UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail=words.no_nvml())
+        (count,) = answers.received.values()
+        if isinstance(count, NoGpus):
+            self.kind = "cuda"
+            return UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=count.message)
+        if count:
+            self.kind = "cuda"
+            return int(count)
+        if device == "cuda":
+            raise ClusterError("--device cuda: this machine has no GPU; use --device cpu")
+        return cpu_workers
+
+    def _start(self, count: int) -> None:
+        """Start the processes of all devices."""
+        self.tell(words.progress(devices=count))
+        children = [self._start_process(index) for index in range(count)]
+        # Import after the start: this takes most of a second.
+        from raybench.report.words.health import device_name
+
+        for index, child in enumerate(children):
+            place = DevicePlace(host=self.host, kind=self.kind, number=index)
+            self.slots.append(_Slot(index=index, name=device_name(place), child=child))
+
+    def _start_process(self, index: int) -> Child:
+        child = start_device_process(self.kind, index)
+        self.children.append(child)
+        return child
+
+    def _wait_for_start(self, children: Sequence[Child], end_s: float) -> None:
+        """Wait until the processes own their devices, or end them."""
+        from raybench.health.quick.decision import IMPORT, START
+
+        deadline_s = self.began_s + end_s
+        imported = self._note_lost(collect(children, deadline_s), IMPORT)
+        messages = {
+            child: message
+            for child, message in imported.items()
+            if not isinstance(message, Imported)
+        }
+        waiting = [child for child in imported if child not in messages]
+        messages |= self._note_lost(collect(waiting, deadline_s), START)
+        started = {
+            child: message.device
+            for child, message in messages.items()
+            if isinstance(message, Started)
+        }
+        for slot in self.slots:
+            if slot.child in started:
+                slot.device = started[slot.child]
+                slot.is_fit = True
+            elif isinstance(failed := messages.get(slot.child), NotStarted):
+                self._note_trouble(slot, START, failed, bool(started or self._alive()))
+
+    def _note_lost(
+        self, answers: Answers, phase: str, *, is_together: bool = False
+    ) -> Mapping[Child, Any]:
+        """Note which processes gave no answer, and return the answers."""
+        lost = [slot for slot in self.slots if slot.child in answers.lost]
+        for slot in lost:
+            slot.is_fit = False
+        # A process that was asked alone is compared with those that have answered earlier.
+        have_answered = bool(answers.received or (len(lost) == 1 and self._alive()))
+        for slot in lost:
+            cause = answers.lost[slot.child]
+            self._note_trouble(slot, phase, cause, have_answered and not is_together)
+        return answers.received
+
+    def _note_trouble(self, slot: _Slot, phase: str, cause: Any, others: bool) -> None:
+        from raybench.health.quick.decision import Trouble
+
+        slot.is_fit = False
+        self.troubles.append(
+            Trouble(device=slot.name, phase=phase, cause=cause, have_others_answered=others)
+        )
+
+    def _look(self) -> Surroundings | None:
+        """Ask the node's process who uses the node; None if it does not answer in time."""
+        if self.node is None:
+            return None
+        devices = tuple(slot.device for slot in self._alive() if slot.device is not None)
+        limit_s = _LOOK_S + 0.2 * len(devices)
+        answers = ask({self.node: LookAround(devices=devices)}, self._deadline_s(limit_s, 28.0))
+        if answers.lost:
+            self.node = None
+        return next(iter(answers.received.values()), None)
+
+    def _select(self) -> tuple[QuickTest, ...]:
+        from raybench.health.quick.selection import select_tests
+
+        return select_tests([slot.device for slot in self._alive() if slot.device is not None])
+
+    def _run_tests(
+        self, tests: Iterable[QuickTest], pass_number: int, before: Surroundings | None
+    ) -> tuple[list[Reading], list[str]]:
+        """Return the readings of the tests, and the names of tests for which no time was left."""
+        readings: list[Reading] = []
+        skipped = []
+        if pass_number > 1:
+            self._restart()
+        free = {
+            facts.device.uuid: facts.memory_free_bytes
+            for facts in (before.facts if before else ())
+            if facts.memory_free_bytes is not None
+        }
+        for test in tests:
+            if self._left_s(_TESTS_END_S) <= 0:
+                skipped.append(test.test.name)
+                continue
+            self.tell(words.progress(test=test.test.name, again=pass_number > 1))
+            slots, left_out = self._with_room(test, free)
+            readings += left_out
+            if test.is_together:
+                readings += self._run_together(test, slots, pass_number)
+            elif test.is_by_turns:
+                for slot in slots:
+                    readings += self._run_alone(test, [slot], pass_number)
+            elif slots:
+                readings += self._run_alone(test, slots, pass_number)
+        return readings, skipped
+
+    def _with_room(
+        self, test: QuickTest, free: Mapping[str, int]
+    ) -> tuple[list[_Slot], list[Reading]]:
+        """Return the slots whose device has memory for the test, and readings of the others."""
+        from raybench.health.readings import split_by_memory
+        from raybench.health.suite import Probe
+
+        probe = Probe(test=test.test, point=test.point)
+        slots: list[_Slot] = []
+        readings: list[Reading] = []
+        for slot in self._alive():
+            fitting, left_out = split_by_memory([probe], _fleet([slot]), free)
+            readings += left_out
+            if fitting:
+                slots.append(slot)
+        return slots, readings
+
+    def _run_alone(
+        self, test: QuickTest, slots: Sequence[_Slot], pass_number: int
+    ) -> list[Reading]:
+        """Run a test on devices at the same time, each by itself."""
+        rank = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
+        request = RunTask(task=self._task(test), rank=rank)
+        requests = {slot.child: request for slot in slots}
+        answers = ask(requests, self._deadline_s(_TEST_S))
+        received = self._note_lost(answers, test.test.name)
+        measured = [slot for slot in slots if isinstance(received.get(slot.child), Measurement)]
+        for slot in slots:
+            self._note_answer(slot, received.get(slot.child))
+        readings: list[Reading] = []
+        # Bits are compared between devices; other readings are compared later.
+        together = [measured] if test.test.reads == "bits" else [[slot] for slot in measured]
+        for group in together:
+            measurements = [received[slot.child] for slot in group]
+            if group:
+                readings += _read(test, group, pass_number, measurements)
+        for slot in slots:
+            failure = received.get(slot.child)
+            if isinstance(failure, Failure):
+                readings += _read_failure(test, [slot], pass_number, replace(failure, rank=0))
+        return readings
+
+    def _run_together(
+        self, test: QuickTest, slots: Sequence[_Slot], pass_number: int
+    ) -> list[Reading]:
+        """Run a collective of all devices; nothing if one of them cannot take part."""
+        from raybench.cluster.point_end import cause_of
+
+        count = len(slots)
+        group = self._make_group(slots[0]) if count == len(self.slots) else None
+        if group is None:
+            return []
+        task = self._task(test)
+        requests = {
+            slot.child: RunTask(
+                task=task,
+                rank=RankInfo(
+                    rank=rank,
+                    world_size=count,
+                    local_rank=rank,
+                    local_world_size=count,
+                    node_rank=0,
+                ),
+                group=group,
+            )
+            for rank, slot in enumerate(slots)
+        }
+        answers = ask(requests, self._deadline_s(_TEST_S))
+        received = self._note_lost(answers, test.test.name, is_together=True)
+        for slot in slots:
+            self._note_answer(slot, received.get(slot.child))
+        if answers.lost:
+            return []
+        ranks = [received[slot.child] for slot in slots]
+        failure = cause_of(ranks)
+        if failure is not None:
+            return _read_failure(test, slots, pass_number, failure)
+        return _read(test, slots, pass_number, ranks)
+
+    def _make_group(self, first: _Slot) -> GroupSpec | None:
+        """Return a new process group; None if its store does not start."""
+        if self.store is None:
+            answers = ask({first.child: ServeStore()}, self._deadline_s(_STORE_S))
+            self.store = next(iter(self._note_lost(answers, "store").values()), None)
+        if self.store is None:
+            return None
+        self.groups += 1
+        address, port = self.store
+        return GroupSpec(name=f"quick-{self.groups}", store_address=address, store_port=port)
+
+    def _task(self, test: QuickTest) -> Task:
+        from raybench.health.quick.selection import measure_of
+
+        settings = measure_of(test.test, self.kind)
+        return Task(point=test.point, settings=settings, precisions=None)
+
+    def _note_answer(self, slot: _Slot, answer: Any) -> None:
+        """Note whether a process is fit for further tests, and why its clocks were limited."""
+        if isinstance(answer, Failure):
+            slot.is_fit = answer.worker_reusable
+        elif isinstance(answer, Measurement):
+            limits = _LIMITS.intersection(answer.throttle_reasons)
+            self.throttled.setdefault(slot.name, set()).update(limits)
+
+    def _restart(self) -> None:
+        """Start new processes for devices whose process has ended or is not fit any more."""
+        from raybench.hangs.processes import read_facts
+
+        starting = []
+        for slot in self.slots:
+            if slot.is_fit or self._left_s(_RESTART_S) <= 0:
+                continue
+            slot.child.kill()
+            if read_facts(slot.child.process_id).state == "D":
+                continue
+            slot.has_restarted = True
+            slot.child = self._start_process(slot.index)
+            starting.append(slot.child)
+        if starting:
+            # The store may have ended with its process.
+            self.store = None
+            self._wait_for_start(starting, _TESTS_END_S)
+
+    def _judge(self, readings: Sequence[Reading], references: References) -> tuple[Judgement, ...]:
+        from raybench.health.verdicts import judge
+
+        devices = [slot.device for slot in self.slots if slot.device is not None]
+        return judge(readings, devices, (), references) if readings else ()
+
+    def _judge_facts(
+        self, before: Surroundings | None, after: Surroundings | None
+    ) -> tuple[Judgement, ...]:
+        """Return the judgements of what the driver says; empty if it says nothing."""
+        from raybench.analysis.references import SHIPPED
+        from raybench.health.readings import facts_readings
+
+        if before is None or after is None:
+            return ()
+        return self._judge(facts_readings(before.facts, after.facts), SHIPPED)
+
+    def _doubtful(
+        self, judged: Sequence[Judgement], tests: Sequence[QuickTest]
+    ) -> tuple[QuickTest, ...]:
+        """Return the tests to run again: doubtful ones, and all that a device has not run."""
+        from raybench.health.quick.decision import is_doubtful
+
+        doubtful = {one.test.name for one in judged if is_doubtful(one)}
+        tested: dict[str, int] = {}
+        for one in judged:
+            tested[one.test.name] = tested.get(one.test.name, 0) + 1
+        may_restart = len(self._alive()) < len(self.slots) and self._left_s(_RESTART_S) > 0
+        again = []
+        for test in tests:
+            wanted = 1 if test.is_together else len(self.slots)
+            is_missed = tested.get(test.test.name, 0) < wanted
+            if test.test.name in doubtful or (may_restart and is_missed):
+                again.append(test)
+        return tuple(again)
+
+    def _uses(
+        self, before: Surroundings | None, after: Surroundings | None
+    ) -> Mapping[str, DeviceUse]:
+        """Return the use of each GPU by other programs, by its name in findings."""
+        if self.kind != "cuda":
+            return {}
+        uses_before = before.gpus if before else ()
+        uses_after = after.gpus if after else ()
+        uses = {}
+        for slot, own_before, own_after in zip_longest(
+            self.slots[: len(uses_before)], uses_before, uses_after
+        ):
+            if slot is not None and own_before is not None:
+                uses[slot.name] = _device_use(own_before, own_after, slot.child.process_id)
+        return uses
+
+    def _decide(self, **found: Any) -> Decision:
+        from raybench.health.quick.decision import Evidence, decide
+
+        resolved = {slot.name for slot in self._alive() if slot.has_restarted}
+        troubles = [replace(one, is_resolved=one.device in resolved) for one in self.troubles]
+        evidence: Evidence = Evidence(
+            host=self.host,
+            kind=self.kind,
+            devices=tuple(slot.name for slot in self.slots),
+            troubles=tuple(troubles),
+            throttled={name: tuple(sorted(limits)) for name, limits in self.throttled.items()},
+            **found,
+        )
+        return decide(evidence)
+
+    def _report(self, decision: Decision) -> NodeReport:
+        return NodeReport(
+            host=self.host,
+            state=decision.state,
+            began=self.began.isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - self.began_s, 1),
+            raybench_version=__version__,
+            devices=tuple(slot.name for slot in self.slots),
+            drain=decision.drain,
+            untested=decision.untested,
+            findings=decision.findings,
+        )
+
+
+def _fleet(slots: Sequence[_Slot]) -> Any:
+    """Return the devices of the slots as a fleet."""
+    from raybench.health.suite import Fleet, device_subjects
+
+    devices = [slot.device for slot in slots if slot.device is not None]
+    subjects = [
+        replace(subject, name=slot.name)
+        for slot, subject in zip(slots, device_subjects(devices), strict=True)
+    ]
+    known = []
+    for slot, subject in zip(slots, subjects, strict=True):
+        # A CPU worker is named by its number on the node.
+        uuids = subject.uuids if "/" not in subject.uuids[0] else (_cpu_uuid(slot),)
+        known.append(replace(subject, uuids=uuids))
+    return Fleet(devices=tuple(devices), known=tuple(known))
+
+
+def _cpu_uuid(slot: _Slot) -> str:
+    assert slot.device is not None
+    return f"{slot.device.host}/{slot.index}"
+
+
+def _read(
+    test: QuickTest, slots: Sequence[_Slot], pass_number: int, measurements: Sequence[Measurement]
+) -> list[Reading]:
+    """Return the readings of measured devices."""
+    record = replace(_record(test, slots, pass_number), measurements=tuple(measurements))
+    return _read_record(test, slots, record)
+
+
+def _read_failure(
+    test: QuickTest, slots: Sequence[_Slot], pass_number: int, failure: Failure
+) -> list[Reading]:
+    """Return the readings of devices whose test failed."""
+    record = replace(
+        _record(test, slots, pass_number),
+        status=failure.status,
+        error_type=failure.error_type,
+        error_message=failure.message,
+        error_rank=failure.rank,
+    )
+    return _read_record(test, slots, record)
+
+
+def _record(test: QuickTest, slots: Sequence[_Slot], pass_number: int) -> Record:
+    return Record(
+        point=test.point,
+        attempt=1,
+        round=pass_number,
+        status=Status.OK,
+        started_at=datetime.now(UTC),
+        duration_s=0.0,
+        devices=tuple(slot.device for slot in slots if slot.device is not None),
+    )
+
+
+def _read_record(test: QuickTest, slots: Sequence[_Slot], record: Record) -> list[Reading]:
+    from raybench.health.readings import read_record
+    from raybench.health.suite import Probe
+
+    probe = Probe(test=test.test, point=test.point)
+    return list(read_record(record, probe, _fleet(slots)))
+
+
+def _device_use(before: GpuUse, after: GpuUse | None, own_id: int) -> DeviceUse:
+    """Return the use of a GPU by other programs.
+
+    Args:
+        before: when no process of the check used the GPU.
+        own_id: process of the check that owned the GPU afterwards.
+    """
+    programs = dict.fromkeys(before.programs)
+    # In a container NVML may list process ids of the host: then the list has our own process too.
+    if after is not None and own_id in after.process_ids:
+        programs |= dict.fromkeys(after.programs)
+    return DeviceUse(programs=tuple(programs), utilization_pct=before.utilization_pct)
+
+
+def _load(before: Surroundings | None, after: Surroundings | None) -> CpuLoad | None:
+    """Return how many cores other programs kept busy between two moments; None if unknown."""
+    if before is None or after is None or before.busy_s is None or after.busy_s is None:
+        return None
+    passed_s = max(0.1, after.time_s - before.time_s)
+    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    earlier: dict[Program, float] = dict(before.programs)
+    spent = []
+    for program, total_s in after.programs:
+        cores = (total_s - earlier.get(program, 0.0)) / passed_s
+        if cores >= _LEAST_SHARE:
+            spent.append((program, cores))
+    spent.sort(key=lambda one: -one[1])
+    return CpuLoad(
+        cores=max(0.0, others_s / passed_s),
+        processors=after.processors,
+        programs=tuple(spent[:_MOST_PROGRAMS]),
+    )

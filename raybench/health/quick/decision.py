@@ -1,0 +1,389 @@
+"""What a quick check says of its node: drain, suspect, untested or healthy. Pure.
+
+Only what failed twice drains, a device whose process is stuck in the driver while the others
+finished, and an error that the driver reports. A slow device is no reason while another program
+uses it, or where a setting explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from raybench.health.quick.children import Death, Silence
+from raybench.health.quick.messages import NotStarted
+from raybench.health.readings import HARDWARE_XIDS, PCIE_LANES
+from raybench.health.suite import HealthTest
+from raybench.health.verdicts import OTHER_PROGRAMS_TEST, Judgement
+from raybench.records.device import DeviceKind
+from raybench.records.devices import Action, Finding, Subject, Verdict
+from raybench.records.judgement import Problem, ProblemKind, Reason, ReasonKind
+from raybench.records.node_report import (
+    DrainKind,
+    DrainReason,
+    NodeState,
+    UntestedKind,
+    UntestedReason,
+)
+from raybench.records.node_use import CpuLoad, DeviceUse, Program, TroubleKind
+from raybench.records.status import Status
+from raybench.report.words import quick as words
+
+# Cores that other programs may use beside CPU workers, as a share of all cores: above the first a
+# slow worker may be their fault, above the second no result says much.
+_LOADED_SHARE, _CROWDED_SHARE = 0.1, 0.5
+# Below so many cores other programs are not worth a line.
+_LEAST_CORES = 0.2
+# Signals by which a process ends because of itself or its driver, not by somebody's decision.
+_CRASHES = frozenset({-4, -6, -7, -8, -11})
+# Facts that only say how a device is connected or set.
+_NO_ERRORS = frozenset({PCIE_LANES})
+IMPORT, START = "import", "start"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """A device's process that gave no answer."""
+
+    # Of the device, as in findings.
+    device: str
+    # IMPORT, START or the name of a test.
+    phase: str
+    cause: Death | Silence | NotStarted
+    # Whether processes of other devices have answered in the same phase.
+    have_others_answered: bool
+    # Whether a new process of the device ran all tests afterwards.
+    is_resolved: bool = False
+
+    def kind(self, device_kind: DeviceKind) -> TroubleKind:
+        """Return why there was no answer."""
+        match self.cause:
+            case NotStarted(is_out_of_memory=is_full):
+                return TroubleKind.FULL if is_full else TroubleKind.NO_START
+            case Death(exit_code=code):
+                is_signal = code < 0 and code not in _CRASHES
+                return TroubleKind.KILLED if is_signal else TroubleKind.CRASHED
+            case Silence(facts=facts):
+                if facts.is_stopped:
+                    return TroubleKind.STOPPED
+                uses_driver = device_kind == "cuda" and self.phase != IMPORT
+                is_alone = uses_driver and self.have_others_answered
+                return TroubleKind.STUCK if is_alone else TroubleKind.LATE
+
+    @property
+    def detail(self) -> str:
+        """Return the error, or what the kernel said of the process."""
+        match self.cause:
+            case NotStarted(message=message):
+                return message
+            case Death(exit_code=code, last_line=line):
+                status = words.exit_status(code)
+                return f"{status}: {line}" if line else status
+            case Silence(facts=facts):
+                return words.process_state(facts.state, facts.kernel_wait)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that a quick check has found."""
+
+    host: str
+    kind: DeviceKind
+    # Names of all devices, as in findings.
+    devices: tuple[str, ...]
+    # Judgements of the first run of all tests, and of the second run of doubtful tests.
+    first: tuple[Judgement, ...] = ()
+    second: tuple[Judgement, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    # Name of a device -> its use by other programs.
+    uses: Mapping[str, DeviceUse] = field(default_factory=dict)
+    load: CpuLoad | None = None
+    # Name of a device -> why its clocks were limited during the tests.
+    throttled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Names of tests that did not run for lack of time.
+    skipped: tuple[str, ...] = ()
+    # Why the devices could not be tested at all.
+    untested: UntestedReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The state of the node, and what supports it."""
+
+    state: NodeState
+    drain: tuple[DrainReason, ...]
+    untested: tuple[UntestedReason, ...]
+    findings: tuple[Finding, ...]
+
+
+def is_doubtful(judgement: Judgement) -> bool:
+    """Return whether a test must run a second time because of this judgement."""
+    is_test = judgement.test.workload != "" and judgement.subject.kind != "cluster"
+    return is_test and judgement.verdict in (Verdict.BAD, Verdict.SUSPECT)
+
+
+def decide(evidence: Evidence) -> Decision:
+    """Return the state of the node with its reasons."""
+    settled = [_excuse(one, evidence) for one in settle(evidence.first, evidence.second)]
+    repeated = {(one.test.name, one.subject) for one in evidence.second if is_doubtful(one)}
+    drain = [
+        *_driver_errors(settled),
+        *_stuck_devices(evidence),
+        *_failures(settled, repeated, evidence),
+    ]
+    untested = _untested(settled, evidence)
+    findings = (
+        *_trouble_findings(evidence),
+        *_environment_findings(evidence),
+        *(one.finding for one in settled),
+    )
+    has_doubts = any(one.verdict in (Verdict.BAD, Verdict.SUSPECT) for one in settled)
+    has_doubts |= any(_is_own_fault(trouble, evidence.kind) for trouble in evidence.troubles)
+    if drain:
+        state = NodeState.DRAIN
+    elif has_doubts:
+        state = NodeState.SUSPECT
+    else:
+        state = NodeState.UNTESTED if untested else NodeState.HEALTHY
+    return Decision(
+        state=state,
+        drain=tuple(dict.fromkeys(drain)),
+        untested=tuple(dict.fromkeys(untested)),
+        findings=findings,
+    )
+
+
+def settle(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[Judgement]:
+    """Return one judgement for each of the first run, after the second run of doubtful tests.
+
+    A device that was slow once and not again is healthy. A result that was wrong once stays
+    suspect. Without a second run nothing is bad.
+    """
+    again = {(one.test.name, one.subject): one for one in second}
+    seen = {(one.test.name, one.subject) for one in first}
+    settled = []
+    for judgement in first:
+        repeat = again.get((judgement.test.name, judgement.subject))
+        if not is_doubtful(judgement):
+            settled.append(judgement if repeat is None else _of_steady(judgement, repeat))
+        elif repeat is None or repeat.verdict is Verdict.UNTESTED:
+            settled.append(replace(judgement, verdict=Verdict.SUSPECT))
+        elif is_doubtful(repeat) or judgement.ratio is not None:
+            settled.append(repeat)
+        else:
+            settled.append(replace(judgement, verdict=Verdict.SUSPECT))
+    missed = [one for one in second if (one.test.name, one.subject) not in seen]
+    return settled + [_at_most_suspect(one) for one in missed]
+
+
+def _of_steady(judgement: Judgement, repeat: Judgement) -> Judgement:
+    """Return the judgement of a subject whose test was repeated because of another subject."""
+    if judgement.verdict is Verdict.UNTESTED:
+        return _at_most_suspect(repeat)
+    return judgement
+
+
+def _at_most_suspect(judgement: Judgement) -> Judgement:
+    """Return a judgement that rests on a single run."""
+    is_bad = judgement.verdict is Verdict.BAD
+    return replace(judgement, verdict=Verdict.SUSPECT) if is_bad else judgement
+
+
+def _excuse(judgement: Judgement, evidence: Evidence) -> Judgement:
+    """Return a judgement that blames other programs where they may have slowed the subject."""
+    is_slow = is_doubtful(judgement) and judgement.ratio is not None
+    programs = list(programs_beside(judgement.subject.name, evidence)) if is_slow else []
+    if judgement.subject.kind == "node" and is_slow:
+        for device in evidence.devices:
+            programs += programs_beside(device, evidence)
+    if not programs:
+        return judgement
+    names = tuple(dict.fromkeys(map(words.program, programs)))
+    return replace(
+        judgement,
+        verdict=Verdict.UNTESTED,
+        evidence=(*judgement.evidence, Reason(kind=ReasonKind.PROGRAMS, names=names)),
+        action=Action.SETTING,
+    )
+
+
+def programs_beside(device: str, evidence: Evidence) -> Iterator[Program]:
+    """Yield the other programs that may have slowed a device."""
+    use = evidence.uses.get(device)
+    if use is not None and use.is_used:
+        yield from use.programs or (Program(process_id=0),)
+    load = evidence.load
+    if load is None or load.cores < _LEAST_CORES:
+        return
+    share = _LOADED_SHARE if evidence.kind == "cpu" else 1 - _LOADED_SHARE
+    if load.cores > share * load.processors:
+        yield from (program for program, _ in load.programs or ((Program(process_id=0), 0.0),))
+
+
+def _driver_errors(judgements: Iterable[Judgement]) -> Iterator[DrainReason]:
+    for one in judgements:
+        is_error = one.stage == "facts" and one.verdict is Verdict.BAD
+        if is_error and one.test.name not in _NO_ERRORS and _is_of_hardware(one):
+            yield DrainReason(
+                kind=DrainKind.DRIVER_ERROR, device=one.subject.name, test=one.test.name
+            )
+
+
+def _is_of_hardware(judgement: Judgement) -> bool:
+    """Return whether the hardware causes the error; a program causes most Xids."""
+    problems = judgement.reason.problems if judgement.reason else ()
+    xids = [problem for problem in problems if problem.kind is ProblemKind.NEW_XIDS]
+    return not xids or any(not HARDWARE_XIDS.isdisjoint(problem.numbers) for problem in xids)
+
+
+def _stuck_devices(evidence: Evidence) -> Iterator[DrainReason]:
+    for trouble in evidence.troubles:
+        if trouble.kind(evidence.kind) is not TroubleKind.STUCK:
+            continue
+        # A busy device may answer late.
+        if not any(programs_beside(trouble.device, evidence)):
+            yield DrainReason(kind=DrainKind.STUCK, device=trouble.device, test=trouble.phase)
+
+
+def _failures(
+    settled: Iterable[Judgement], repeated: Iterable[tuple[str, object]], evidence: Evidence
+) -> Iterator[DrainReason]:
+    """Yield what failed twice: tests, and processes of devices."""
+    twice = set(repeated)
+    for one in settled:
+        if (one.test.name, one.subject) not in twice or not is_doubtful(one):
+            continue
+        is_slow = one.ratio is not None
+        # What slows a whole node, or what a setting explains, is no fault of a device.
+        if is_slow and (one.subject.kind != "device" or one.action is Action.SETTING):
+            continue
+        yield DrainReason(kind=DrainKind.FAILED_TWICE, device=one.subject.name, test=one.test.name)
+    failed: set[tuple[str, str]] = set()
+    for trouble in evidence.troubles:
+        key = trouble.device, trouble.phase
+        is_silence = isinstance(trouble.cause, Silence)
+        if is_silence or not _is_own_fault(trouble, evidence.kind):
+            continue
+        if key in failed:
+            yield DrainReason(
+                kind=DrainKind.FAILED_TWICE, device=trouble.device, test=trouble.phase
+            )
+        failed.add(key)
+
+
+_UNTESTED_BY: Mapping[TroubleKind, UntestedKind] = {
+    TroubleKind.FULL: UntestedKind.BUSY,
+    TroubleKind.NO_START: UntestedKind.BROKEN_INSTALLATION,
+    TroubleKind.CRASHED: UntestedKind.BROKEN_INSTALLATION,
+    TroubleKind.STOPPED: UntestedKind.DISTURBED,
+    TroubleKind.KILLED: UntestedKind.DISTURBED,
+    TroubleKind.LATE: UntestedKind.OUT_OF_TIME,
+    TroubleKind.STUCK: UntestedKind.OUT_OF_TIME,
+}
+
+
+def _is_own_fault(trouble: Trouble, kind: DeviceKind) -> bool:
+    """Return whether a process failed where those of other devices succeeded."""
+    faults = (TroubleKind.CRASHED, TroubleKind.NO_START, TroubleKind.STUCK)
+    is_of_device = trouble.have_others_answered and trouble.phase != IMPORT
+    return is_of_device and trouble.kind(kind) in faults
+
+
+def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[UntestedReason]:
+    """Yield why the node was not tested, or not in full."""
+    if evidence.untested is not None:
+        yield evidence.untested
+    tested = {one.subject.name for one in settled if one.value is not None and one.test.workload}
+    for trouble in evidence.troubles:
+        if not trouble.is_resolved:
+            kind = _UNTESTED_BY[trouble.kind(evidence.kind)]
+            yield UntestedReason(kind=kind, detail=_trouble_words(trouble, evidence.kind))
+    for device, use in evidence.uses.items():
+        if use.is_active:
+            yield UntestedReason(kind=UntestedKind.BUSY, detail=words.use(device, use))
+    load = evidence.load
+    is_cpu = evidence.kind == "cpu"
+    if load is not None and is_cpu and load.cores > _CROWDED_SHARE * load.processors:
+        yield UntestedReason(kind=UntestedKind.BUSY, detail=words.load(load))
+    for one in settled:
+        if one.verdict is Verdict.UNTESTED and one.test.workload:
+            yield from _untested_test(one)
+    if evidence.skipped:
+        yield UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail=words.skipped(evidence.skipped))
+    is_compared = any(one.verdict is not Verdict.UNKNOWN and one.test.workload for one in settled)
+    if tested and not is_compared:
+        yield UntestedReason(kind=UntestedKind.NO_COMPARISON, detail=words.no_comparison())
+
+
+def _untested_test(judgement: Judgement) -> Iterator[UntestedReason]:
+    """Yield why one test of a subject says nothing."""
+    problems = judgement.reason.problems if judgement.reason else ()
+    text = words.untested_test(judgement.finding)
+    if judgement.ratio is not None or any(map(_is_lack_of_memory, problems)):
+        yield UntestedReason(kind=UntestedKind.BUSY, detail=text)
+    elif problems:
+        yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=text)
+
+
+def _is_lack_of_memory(problem: Problem) -> bool:
+    return problem.kind is ProblemKind.NO_ROOM or problem.status is Status.OOM
+
+
+def _trouble_words(trouble: Trouble, kind: DeviceKind) -> str:
+    return words.trouble(trouble.kind(kind), trouble.device, trouble.phase, trouble.detail)
+
+
+_PROCESS = HealthTest(name="process", stage="environment", unit="", floor=0.0, is_compared=False)
+_OTHERS = replace(_PROCESS, name=OTHER_PROGRAMS_TEST)
+_THROTTLING = replace(_PROCESS, name="throttling")
+
+
+def _trouble_findings(evidence: Evidence) -> Iterator[Finding]:
+    """Yield a finding for each process that gave no answer."""
+    for trouble in evidence.troubles:
+        kind = trouble.kind(evidence.kind)
+        verdict = Verdict.UNTESTED
+        if trouble.is_resolved:
+            verdict = Verdict.NOTE
+        if _is_own_fault(trouble, evidence.kind):
+            verdict = Verdict.BAD if kind is TroubleKind.STUCK else Verdict.SUSPECT
+        text = _trouble_words(trouble, evidence.kind)
+        yield _note(_PROCESS, evidence, trouble.device, text, verdict)
+
+
+def _environment_findings(evidence: Evidence) -> Iterator[Finding]:
+    """Yield what may have slowed the tests."""
+    load = evidence.load
+    if load is not None and load.cores >= _LEAST_CORES:
+        found = _note(_OTHERS, evidence, "", words.load(load))
+        yield replace(found, value=load.cores, unit="cores")
+    for device, use in evidence.uses.items():
+        if use.is_used:
+            verdict = Verdict.UNTESTED if use.is_active else Verdict.NOTE
+            yield _note(_OTHERS, evidence, device, words.use(device, use), verdict)
+    for device, reasons in evidence.throttled.items():
+        if reasons:
+            yield _note(_THROTTLING, evidence, device, words.throttled(reasons))
+
+
+def _note(
+    test: HealthTest,
+    evidence: Evidence,
+    device: str,
+    reason: str,
+    verdict: Verdict = Verdict.NOTE,
+) -> Finding:
+    """Return a finding about a device, or about the node if `device` is empty."""
+    subjects = {one.subject.name: one.subject for one in evidence.first}
+    subject = subjects.get(device) or Subject(
+        kind="device" if device else "node", name=device or evidence.host, model="", uuids=()
+    )
+    return Finding(
+        test=test.name,
+        stage=test.stage,
+        subject=subject,
+        passes=1,
+        verdict=verdict,
+        reason=reason,
+        action=None if verdict is Verdict.NOTE else Action.WATCH,
+    )

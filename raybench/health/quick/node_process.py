@@ -1,0 +1,145 @@
+"""The child process that looks at the node: `python -m raybench.health.quick.node_process`.
+
+Questions to NVML and to /proc run here, because a driver call may never return. It loads neither
+torch nor Ray.
+
+    node_process DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pynvml
+
+from raybench.errors import brief
+from raybench.hardware import nvml
+from raybench.hardware.devices import FactReader
+from raybench.hardware.gpu_presence import visible_gpus
+from raybench.health.quick.messages import (
+    CountGpus,
+    GpuUse,
+    LookAround,
+    NoGpus,
+    Surroundings,
+    receive,
+    send,
+)
+from raybench.records.device import Device
+from raybench.records.node_use import Program
+
+# Columns of the first line of /proc/stat: user, nice, system, irq, softirq.
+_BUSY_COLUMNS = (1, 2, 3, 6, 7)
+
+
+def main(descriptor: int) -> None:
+    """Answer questions until the check ends."""
+    channel = socket.socket(fileno=descriptor)
+    reader = FactReader()
+    while True:
+        try:
+            request = receive(channel)
+        except EOFError:
+            return
+        match request:
+            case CountGpus():
+                send(channel, _count_gpus())
+            case LookAround(devices=devices):
+                send(channel, _look_around(devices, reader))
+
+
+def _count_gpus() -> int | NoGpus:
+    try:
+        return visible_gpus()
+    except Exception as error:
+        return NoGpus(message=brief(error).partition(": ")[2])
+
+
+def _look_around(devices: Sequence[Device], reader: FactReader) -> Surroundings:
+    """Return who uses the node now, and the facts of these devices."""
+    own_ids = _own_process_ids()
+    own_s, programs = 0.0, []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            spent = process.cpu_times()
+            if process.pid in own_ids:
+                own_s += spent.user + spent.system
+                if process.pid == os.getppid():
+                    own_s += spent.children_user + spent.children_system
+            else:
+                programs.append((_describe(process), spent.user + spent.system))
+    gpus = [_use_of(nvml.uuid_of(index), own_ids) for index in range(_gpu_count())]
+    return Surroundings(
+        time_s=time.monotonic(),
+        busy_s=_busy_s(),
+        processors=os.cpu_count() or 1,
+        own_s=own_s,
+        programs=tuple(programs),
+        facts=reader.read(devices),
+        gpus=tuple(gpus),
+    )
+
+
+def _gpu_count() -> int:
+    count = _count_gpus()
+    return 0 if isinstance(count, NoGpus) else count
+
+
+def _own_process_ids() -> set[int]:
+    """Return the ids of the check and of its descendants."""
+    check = psutil.Process(os.getppid())
+    return {check.pid, *(child.pid for child in check.children(recursive=True))}
+
+
+def _describe(process: psutil.Process) -> Program:
+    # The command line is not read: reading it can wait for a process that hangs.
+    name = "".join(c if c.isprintable() else "?" for c in process.name())
+    user = ""
+    with suppress(psutil.Error):
+        user = process.username()
+    began = time.localtime(process.create_time())
+    since = time.strftime("%Y-%m-%d %H:%M", began)
+    return Program(process_id=process.pid, name=name, user=user, since=since)
+
+
+def _use_of(uuid: str | None, own_ids: Collection[int]) -> GpuUse:
+    """Return what other programs do on a GPU."""
+    handle = nvml.device(uuid or "")
+    if handle is None:
+        return GpuUse()
+    programs = []
+    process_ids = nvml.compute_process_ids(handle)
+    for process_id in sorted(process_ids - set(own_ids)):
+        try:
+            programs.append(_describe(psutil.Process(process_id)))
+        except psutil.Error:
+            programs.append(Program(process_id=process_id))
+    used = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = nvml.memory(handle)
+    return GpuUse(
+        process_ids=tuple(sorted(process_ids)),
+        programs=tuple(programs),
+        utilization_pct=None if used is None else used.gpu,
+        memory_free_bytes=None if memory is None else memory.free,
+        memory_total_bytes=None if memory is None else memory.total,
+    )
+
+
+def _busy_s() -> float | None:
+    """Return the busy time of all processors since the host started; None if unknown."""
+    try:
+        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
+    except OSError:
+        return None
+    return sum(int(line[column]) for column in _BUSY_COLUMNS) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

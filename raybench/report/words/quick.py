@@ -1,0 +1,175 @@
+"""What a quick check of one node says, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raybench.records.devices import Finding
+from raybench.records.node_report import (
+    DrainKind,
+    DrainReason,
+    NodeReport,
+    NodeState,
+    UntestedKind,
+    UntestedReason,
+)
+from raybench.records.node_use import CpuLoad, DeviceUse, Program, TroubleKind
+from raybench.report.formatting import counted, sentence, some
+
+
+def program(program: Program) -> str:
+    """Return `python3 (process 4242 of bob, since 2026-11-30 11:07)`."""
+    if not program.process_id:
+        return "a program that is not visible from here"
+    parts = [f"process {program.process_id}"]
+    if program.user:
+        parts[0] += f" of {program.user}"
+    if program.since:
+        parts.append(f"since {program.since}")
+    return f"{program.name or 'a program of another container'} ({', '.join(parts)})"
+
+
+def use(device: str, use: DeviceUse) -> str:
+    """Return who uses a device."""
+    users = some([program(one) for one in use.programs or (Program(),)], 2)
+    text = f"{users} uses {device}"
+    if use.is_active:
+        text += f", which was busy {use.utilization_pct} % of the time before the tests"
+    return text
+
+
+def load(load: CpuLoad) -> str:
+    """Return which programs kept cores busy."""
+    text = f"other programs kept {load.cores:.1f} of {counted(load.processors, 'core')} busy"
+    if not load.programs:
+        return text
+    users = [f"{program(one)}: {cores:.1f}" for one, cores in load.programs]
+    return f"{text}: {some(users, 2)}"
+
+
+def throttled(reasons: Sequence[str]) -> str:
+    """Return why clocks were limited during the tests."""
+    return f"clocks were limited during the tests: {', '.join(reasons)}"
+
+
+_PHASES = {"import": "while it imported torch", "start": "while it took the device"}
+_TROUBLES = {
+    TroubleKind.STUCK: "hangs in a call of the driver, and the others finished",
+    TroubleKind.STOPPED: "was stopped from outside",
+    TroubleKind.KILLED: "was killed from outside",
+    TroubleKind.LATE: "gave no answer in time",
+    TroubleKind.CRASHED: "ended without an answer",
+    TroubleKind.NO_START: "could not take the device",
+    TroubleKind.FULL: "found the memory of the device full",
+}
+
+
+def trouble(kind: TroubleKind, device: str, phase: str, detail: str) -> str:
+    """Return why the process of a device gave no answer.
+
+    Args:
+        phase: "import", "start" or the name of a test.
+        detail: such as an error message.
+    """
+    when = _PHASES.get(phase, f"in the test {phase}")
+    if kind in (TroubleKind.NO_START, TroubleKind.FULL):
+        when = ""
+    text = " ".join(filter(None, (f"the process of {device}", _TROUBLES[kind], when)))
+    return f"{text}: {detail}" if detail else text
+
+
+def process_state(state: str, kernel_wait: str) -> str:
+    """Return what the kernel says of a process."""
+    return f"state {state}" + (f", waits in {kernel_wait}" if kernel_wait else "")
+
+
+def exit_status(exit_code: int) -> str:
+    """Return how a process ended."""
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+
+
+def skipped(tests: Sequence[str]) -> str:
+    """Return which tests did not run."""
+    return f"no time was left for {some(tests)}"
+
+
+def no_comparison() -> str:
+    """Return why speeds were not judged, and what to do."""
+    return (
+        "nothing is known of what this model reaches, and no other device is alike; "
+        "after three full checks with `raybench health`, it is compared with them"
+    )
+
+
+def untested_test(finding: Finding) -> str:
+    """Return why one test of a subject says nothing."""
+    reason = finding.evidence if finding.ratio is not None else finding.reason
+    return f"{finding.test} of {finding.subject.name}: {reason}"
+
+
+def no_nvml() -> str:
+    """Return that the driver's library does not answer."""
+    return "the driver's library (NVML) does not answer"
+
+
+_UNTESTED = {
+    UntestedKind.BUSY: "other programs use it",
+    UntestedKind.BROKEN_INSTALLATION: "the installation is broken",
+    UntestedKind.OUT_OF_TIME: "the time was over",
+    UntestedKind.DISTURBED: "its processes were disturbed",
+    UntestedKind.NO_COMPARISON: "there is nothing to compare it with",
+}
+_DRAIN = {
+    DrainKind.FAILED_TWICE: "failed twice in {test}",
+    DrainKind.STUCK: "hangs in the driver in {test}",
+    DrainKind.DRIVER_ERROR: "has errors by the driver: {test}",
+}
+_ADVICE = {
+    UntestedKind.BUSY: "end the other program, or check again later",
+    UntestedKind.BROKEN_INSTALLATION: "repair the installation; this is no fault of a device",
+    UntestedKind.OUT_OF_TIME: "check again; if it stays so, look for load and slow file systems",
+    UntestedKind.DISTURBED: "check again",
+    UntestedKind.NO_COMPARISON: "raybench health",
+}
+
+
+def headline(report: NodeReport, suspects: Sequence[str]) -> str:
+    """Return the verdict in one line.
+
+    Args:
+        suspects: names of subjects that are suspect.
+    """
+    devices = counted(len(report.devices), "device")
+    match report.state:
+        case NodeState.DRAIN:
+            return f"Drain {report.host}: {some([drain(one) for one in report.drain], 2)}."
+        case NodeState.SUSPECT:
+            return f"Suspect: {some(suspects)} of {report.host}."
+        case NodeState.UNTESTED:
+            kinds = dict.fromkeys(_UNTESTED[one.kind] for one in report.untested)
+            return f"Not tested: {report.host}: {'; '.join(kinds)}."
+        case NodeState.HEALTHY:
+            return f"Healthy: {devices} of {report.host}."
+
+
+def drain(reason: DrainReason) -> str:
+    """Return why a device must not be used."""
+    return f"{reason.device} {_DRAIN[reason.kind].format(test=reason.test)}"
+
+
+def untested(reason: UntestedReason) -> str:
+    """Return why a node was not tested, with what to do."""
+    detail = reason.detail or _UNTESTED[reason.kind]
+    return f"{sentence(detail)} Do: {_ADVICE[reason.kind]}."
+
+
+def took(report: NodeReport) -> str:
+    """Return how long the check took."""
+    return f"{report.seconds:.1f} s, {counted(len(report.devices), 'device')}."
+
+
+def progress(*, devices: int = 0, test: str = "", again: bool = False) -> str:
+    """Return what the check does now."""
+    if test:
+        return f"{test}, again" if again else test
+    return f"starting {counted(devices, 'worker')}" if devices else "looking for GPUs"
