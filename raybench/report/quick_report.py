@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from raybench.records.devices import Finding, Verdict
 from raybench.records.node_report import NodeReport, NodeState
 from raybench.report.documents import Block, Line, ShownColumn, Table, Tone, render_text
-from raybench.report.formatting import number, sentence
+from raybench.report.formatting import number
 from raybench.report.words import health as health_words
 from raybench.report.words import quick as words
 
@@ -46,7 +46,7 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
                 yield Line(text=f"  {one.command.splitlines()[0]}", is_whole=True)
     for one in report.findings:
         if one.verdict is Verdict.NOTE and one.reason not in said:
-            yield Line(text=f"Note: {sentence(one.reason)}", tone="aside")
+            yield Line(text=f"Note: {one.reason}.", tone="aside")
     tests = [one for one in report.findings if one.unit and one.value is not None and _is_test(one)]
     if tests:
         yield _table(tests, report)

@@ -131,7 +131,7 @@ def decide(evidence: Evidence) -> Decision:
         *_stuck_devices(evidence),
         *_failures(settled, repeated, evidence),
     ]
-    untested = _untested(settled, evidence)
+    untested = tuple(dict.fromkeys(_untested(settled, evidence)))
     findings = (
         *_trouble_findings(evidence),
         *_environment_findings(evidence),
@@ -148,7 +148,7 @@ def decide(evidence: Evidence) -> Decision:
     return Decision(
         state=state,
         drain=tuple(dict.fromkeys(drain)),
-        untested=tuple(dict.fromkeys(untested)),
+        untested=untested,
         findings=findings,
     )
 

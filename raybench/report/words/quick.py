@@ -142,7 +142,8 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
     devices = counted(len(report.devices), "device")
     match report.state:
         case NodeState.DRAIN:
-            return f"Drain {report.host}: {some([drain(one) for one in report.drain], 2)}."
+            reasons = [drain(one).removeprefix(f"{report.host} ") for one in report.drain]
+            return f"Drain {report.host}: {some(reasons, 2)}."
         case NodeState.SUSPECT:
             return f"Suspect: {some(suspects)} of {report.host}."
         case NodeState.UNTESTED:

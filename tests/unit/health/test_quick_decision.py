@@ -1,0 +1,246 @@
+"""What a quick check decides about its node; pure."""
+
+from dataclasses import replace
+
+import pytest
+
+from raybench.hangs.processes import ProcessFacts
+from raybench.health.quick.children import Death, Silence
+from raybench.health.quick.decision import IMPORT, START, Evidence, Trouble, decide
+from raybench.health.quick.messages import NotStarted
+from raybench.health.suite import HealthTest
+from raybench.health.suite import test_named as row_named
+from raybench.health.verdicts import Judgement
+from raybench.records.devices import Action, Subject, Verdict
+from raybench.records.judgement import Problem, ProblemKind, Reason, ReasonKind
+from raybench.records.node_report import DrainKind, NodeState, UntestedKind, UntestedReason
+from raybench.records.node_use import CpuLoad, DeviceUse, Program
+
+GEMM = row_named("gemm bf16 8192", "cuda")
+BITS = row_named("same bits bf16 2048", "cuda")
+GPUS = [
+    Subject(kind="device", name=f"alpha GPU {number}", model="H200", uuids=(f"GPU-{number}",))
+    for number in range(2)
+]
+NAMES = tuple(one.name for one in GPUS)
+PYTHON = Program(process_id=4242, name="python3", user="bob", since="2026-11-30 11:07")
+BUSY = {NAMES[1]: DeviceUse(programs=(PYTHON,), utilization_pct=100)}
+
+
+def healthy(test=GEMM, gpu=1):
+    return Judgement(test=test, subject=GPUS[gpu], passes=1, value=700.0, verdict=Verdict.HEALTHY)
+
+
+def slow(test=GEMM, gpu=1, verdict=Verdict.SUSPECT):
+    reason = Reason(kind=ReasonKind.SLOWER_THAN_PEERS, value=1.2)
+    return replace(healthy(test, gpu), verdict=verdict, ratio=1.2, reason=reason)
+
+
+def wrong(kind=ProblemKind.CHANGED_BITS, test=BITS, gpu=1, **problem):
+    reason = Reason(kind=ReasonKind.PROBLEMS, problems=(Problem(kind=kind, **problem),))
+    return replace(healthy(test, gpu), verdict=Verdict.BAD, reason=reason, action=Action.REPLACE)
+
+
+def fact(name, kind, **problem):
+    test = HealthTest(name=name, stage="facts", unit="", floor=0.0, is_compared=False)
+    return wrong(kind, test, **problem)
+
+
+def silence(state):
+    return Silence(facts=ProcessFacts(pid=1, state=state))
+
+
+def trouble(cause, phase=GEMM.name, others=True, **fields):
+    return Trouble(device=NAMES[1], phase=phase, cause=cause, have_others_answered=others, **fields)
+
+
+def decided(first=(), second=(), kind="cuda", **found):
+    good = () if found.get("untested") else (healthy(gpu=0), healthy(BITS, gpu=0))
+    evidence = Evidence(
+        host="alpha", kind=kind, devices=NAMES, first=(*good, *first), second=second, **found
+    )
+    return decide(evidence)
+
+
+def states_and_reasons(decision):
+    return (
+        decision.state,
+        [one.kind for one in decision.drain],
+        {one.kind for one in decision.untested},
+    )
+
+
+def test_healthy_devices_make_a_healthy_node():
+    assert states_and_reasons(decided([healthy()])) == (NodeState.HEALTHY, [], set())
+
+
+def test_a_device_slow_twice_drains():
+    decision = decided([slow()], [slow()])
+    [reason] = decision.drain
+    assert decision.state is NodeState.DRAIN
+    assert (reason.kind, reason.device, reason.test) == (
+        DrainKind.FAILED_TWICE,
+        NAMES[1],
+        GEMM.name,
+    )
+
+
+def test_a_device_slow_once_is_healthy():
+    assert decided([slow()], [healthy()]).state is NodeState.HEALTHY
+
+
+def test_a_slow_device_without_second_run_is_suspect():
+    decision = decided([slow(verdict=Verdict.BAD)])
+    assert states_and_reasons(decision) == (NodeState.SUSPECT, [], set())
+    assert not [one for one in decision.findings if one.verdict is Verdict.BAD]
+
+
+def test_wrong_bits_once_are_suspect():
+    decision = decided([wrong()], [healthy(BITS)])
+    assert states_and_reasons(decision) == (NodeState.SUSPECT, [], set())
+
+
+def test_a_slow_device_beside_a_program_is_untested():
+    decision = decided([slow()], [slow()], uses=BUSY)
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.BUSY})
+    [finding] = [one for one in decision.findings if one.ratio is not None]
+    assert finding.verdict is Verdict.UNTESTED
+    assert "process 4242 of bob" in finding.evidence
+
+
+def test_a_program_that_runs_nothing_is_noted():
+    idle = {NAMES[1]: DeviceUse(programs=(PYTHON,), utilization_pct=0)}
+    decision = decided([healthy()], uses=idle)
+    assert decision.state is NodeState.HEALTHY
+    [note] = [one for one in decision.findings if one.verdict is Verdict.NOTE]
+    assert "python3" in note.reason
+
+
+def test_wrong_bits_beside_a_program_still_drain():
+    decision = decided([wrong()], [wrong()], uses=BUSY)
+    assert decision.state is NodeState.DRAIN
+
+
+def test_a_power_limit_never_drains():
+    limited = replace(slow(), action=Action.SETTING)
+    decision = decided([limited], [limited])
+    assert states_and_reasons(decision) == (NodeState.SUSPECT, [], set())
+
+
+def test_a_node_that_is_slow_together_never_drains():
+    together = replace(
+        slow(row_named("all_reduce 1 GiB", "cuda")),
+        subject=Subject(kind="node", name="alpha", model="H200", uuids=("GPU-0", "GPU-1")),
+    )
+    assert decided([together], [together]).state is NodeState.SUSPECT
+
+
+@pytest.mark.parametrize("state", ["D", "R", "S"])
+def test_a_process_stuck_in_the_driver_drains(state):
+    decision = decided(troubles=(trouble(silence(state)),))
+    assert (decision.state, decision.drain[0].kind) == (NodeState.DRAIN, DrainKind.STUCK)
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        (trouble(silence("T")), UntestedKind.DISTURBED),
+        (trouble(silence("D"), others=False), UntestedKind.OUT_OF_TIME),
+        (trouble(silence("D"), IMPORT), UntestedKind.OUT_OF_TIME),
+        (trouble(Death(exit_code=-9, last_line="")), UntestedKind.DISTURBED),
+        (
+            trouble(NotStarted(message="out of memory", is_out_of_memory=True), START),
+            UntestedKind.BUSY,
+        ),
+        (
+            trouble(NotStarted(message="no CUDA", is_out_of_memory=False), START, others=False),
+            UntestedKind.BROKEN_INSTALLATION,
+        ),
+        (
+            trouble(Death(exit_code=1, last_line="no torch"), IMPORT),
+            UntestedKind.BROKEN_INSTALLATION,
+        ),
+    ],
+)
+def test_troubles_of_other_causes_never_drain(case, why):
+    decision = decided(troubles=(case, case))
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {why})
+
+
+def test_a_busy_device_is_not_stuck():
+    decision = decided(troubles=(trouble(silence("R")),), uses=BUSY)
+    assert not decision.drain
+    assert UntestedKind.BUSY in {one.kind for one in decision.untested}
+
+
+def test_a_cpu_worker_is_never_stuck():
+    decision = decided(kind="cpu", troubles=(trouble(silence("R")),))
+    assert not decision.drain
+
+
+def test_a_process_that_crashes_twice_drains():
+    crash = trouble(Death(exit_code=-11, last_line=""))
+    assert decided(troubles=(crash,)).state is NodeState.SUSPECT
+    decision = decided(troubles=(crash, crash))
+    assert [one.kind for one in decision.drain] == [DrainKind.FAILED_TWICE]
+
+
+def test_a_killed_process_that_was_replaced_is_healthy():
+    killed = trouble(Death(exit_code=-9, last_line=""), is_resolved=True)
+    decision = decided([healthy()], troubles=(killed,))
+    assert states_and_reasons(decision) == (NodeState.HEALTHY, [], set())
+
+
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (fact("memory errors", ProblemKind.MEMORY_ERRORS, limit=3), NodeState.DRAIN),
+        (fact("failed remaps", ProblemKind.NO_SPARE_ROW), NodeState.DRAIN),
+        (fact("Xid errors", ProblemKind.NEW_XIDS, numbers=(79,)), NodeState.DRAIN),
+        # An error of a program, and a fact about the slot.
+        (fact("Xid errors", ProblemKind.NEW_XIDS, numbers=(13, 31)), NodeState.SUSPECT),
+        (fact("PCIe lanes", ProblemKind.FEW_LANES, value=8, limit=16), NodeState.SUSPECT),
+    ],
+)
+def test_errors_of_the_driver_drain(found, state):
+    decision = decided([found])
+    assert decision.state is state
+    kinds = [DrainKind.DRIVER_ERROR] if state is NodeState.DRAIN else []
+    assert [one.kind for one in decision.drain] == kinds
+
+
+def test_crowded_cores_leave_cpu_workers_untested():
+    crowded = CpuLoad(cores=1.5, processors=2, programs=((PYTHON, 1.5),))
+    decision = decided([slow()], [slow()], kind="cpu", load=crowded)
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.BUSY})
+    assert any("python3" in one.detail for one in decision.untested)
+
+
+def test_some_load_is_only_noted():
+    load = CpuLoad(cores=8.0, processors=32, programs=((PYTHON, 8.0),))
+    decision = decided([healthy()], load=load)
+    assert decision.state is NodeState.HEALTHY
+    [note] = [one for one in decision.findings if one.verdict is Verdict.NOTE]
+    assert note.value == 8.0
+    assert "process 4242" in note.reason
+
+
+def test_devices_without_comparison_are_untested():
+    unknown = replace(healthy(gpu=0), verdict=Verdict.UNKNOWN)
+    evidence = Evidence(host="alpha", kind="cuda", devices=NAMES[:1], first=(unknown,))
+    assert states_and_reasons(decide(evidence)) == (
+        NodeState.UNTESTED,
+        [],
+        {UntestedKind.NO_COMPARISON},
+    )
+
+
+def test_skipped_tests_leave_the_node_untested():
+    decision = decided([healthy()], skipped=("d2h alone",))
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.OUT_OF_TIME})
+
+
+def test_a_broken_driver_leaves_the_node_untested():
+    reason = UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail="NVML fails")
+    decision = decide(Evidence(host="alpha", kind="cuda", devices=(), untested=reason))
+    assert (decision.state, decision.untested) == (NodeState.UNTESTED, (reason,))
