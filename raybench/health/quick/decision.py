@@ -138,7 +138,7 @@ def decide(evidence: Evidence) -> Decision:
         *(one.finding for one in settled),
     )
     has_doubts = any(one.verdict in (Verdict.BAD, Verdict.SUSPECT) for one in settled)
-    has_doubts |= any(_is_own_fault(trouble, evidence.kind) for trouble in evidence.troubles)
+    has_doubts |= any(_is_own_fault(trouble, evidence) for trouble in evidence.troubles)
     if drain:
         state = NodeState.DRAIN
     elif has_doubts:
@@ -191,11 +191,12 @@ def _at_most_suspect(judgement: Judgement) -> Judgement:
 
 def _excuse(judgement: Judgement, evidence: Evidence) -> Judgement:
     """Return a judgement that blames other programs where they may have slowed the subject."""
-    is_slow = is_doubtful(judgement) and judgement.ratio is not None
-    programs = list(programs_beside(judgement.subject.name, evidence)) if is_slow else []
-    if judgement.subject.kind == "node" and is_slow:
-        for device in evidence.devices:
-            programs += programs_beside(device, evidence)
+    subject = judgement.subject
+    if judgement.ratio is None or judgement.verdict not in (Verdict.BAD, Verdict.SUSPECT):
+        return judgement
+    programs: list[Program] = []
+    for device in [subject.name] if subject.kind == "device" else evidence.devices:
+        programs += programs_beside(device, evidence)
     if not programs:
         return judgement
     names = tuple(dict.fromkeys(map(words.program, programs)))
@@ -203,7 +204,8 @@ def _excuse(judgement: Judgement, evidence: Evidence) -> Judgement:
         judgement,
         verdict=Verdict.UNTESTED,
         evidence=(*judgement.evidence, Reason(kind=ReasonKind.PROGRAMS, names=names)),
-        action=Action.SETTING,
+        action=None,
+        commands=(),
     )
 
 
@@ -238,10 +240,8 @@ def _is_of_hardware(judgement: Judgement) -> bool:
 
 def _stuck_devices(evidence: Evidence) -> Iterator[DrainReason]:
     for trouble in evidence.troubles:
-        if trouble.kind(evidence.kind) is not TroubleKind.STUCK:
-            continue
-        # A busy device may answer late.
-        if not any(programs_beside(trouble.device, evidence)):
+        is_stuck = trouble.kind(evidence.kind) is TroubleKind.STUCK
+        if is_stuck and _is_own_fault(trouble, evidence):
             yield DrainReason(kind=DrainKind.STUCK, device=trouble.device, test=trouble.phase)
 
 
@@ -262,7 +262,7 @@ def _failures(
     for trouble in evidence.troubles:
         key = trouble.device, trouble.phase
         is_silence = isinstance(trouble.cause, Silence)
-        if is_silence or not _is_own_fault(trouble, evidence.kind):
+        if is_silence or not _is_own_fault(trouble, evidence):
             continue
         if key in failed:
             yield DrainReason(
@@ -282,11 +282,14 @@ _UNTESTED_BY: Mapping[TroubleKind, UntestedKind] = {
 }
 
 
-def _is_own_fault(trouble: Trouble, kind: DeviceKind) -> bool:
+def _is_own_fault(trouble: Trouble, evidence: Evidence) -> bool:
     """Return whether a process failed where those of other devices succeeded."""
     faults = (TroubleKind.CRASHED, TroubleKind.NO_START, TroubleKind.STUCK)
     is_of_device = trouble.have_others_answered and trouble.phase != IMPORT
-    return is_of_device and trouble.kind(kind) in faults
+    if not is_of_device or trouble.kind(evidence.kind) not in faults:
+        return False
+    # A busy device may answer late.
+    return not any(True for _ in programs_beside(trouble.device, evidence))
 
 
 def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[UntestedReason]:
@@ -295,7 +298,7 @@ def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[Unte
         yield evidence.untested
     tested = {one.subject.name for one in settled if one.value is not None and one.test.workload}
     for trouble in evidence.troubles:
-        if not trouble.is_resolved:
+        if not trouble.is_resolved and not _is_own_fault(trouble, evidence):
             kind = _UNTESTED_BY[trouble.kind(evidence.kind)]
             yield UntestedReason(kind=kind, detail=_trouble_words(trouble, evidence.kind))
     for device, use in evidence.uses.items():
@@ -311,7 +314,7 @@ def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[Unte
     if evidence.skipped:
         yield UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail=words.skipped(evidence.skipped))
     is_compared = any(one.verdict is not Verdict.UNKNOWN and one.test.workload for one in settled)
-    if tested and not is_compared:
+    if tested and not is_compared and not evidence.troubles:
         yield UntestedReason(kind=UntestedKind.NO_COMPARISON, detail=words.no_comparison())
 
 
@@ -345,7 +348,7 @@ def _trouble_findings(evidence: Evidence) -> Iterator[Finding]:
         verdict = Verdict.UNTESTED
         if trouble.is_resolved:
             verdict = Verdict.NOTE
-        if _is_own_fault(trouble, evidence.kind):
+        elif _is_own_fault(trouble, evidence):
             verdict = Verdict.BAD if kind is TroubleKind.STUCK else Verdict.SUSPECT
         text = _trouble_words(trouble, evidence.kind)
         yield _note(_PROCESS, evidence, trouble.device, text, verdict)

@@ -94,11 +94,8 @@ def skipped(tests: Sequence[str]) -> str:
 
 
 def no_comparison() -> str:
-    """Return why speeds were not judged, and what to do."""
-    return (
-        "nothing is known of what this model reaches, and no other device is alike; "
-        "after three full checks with `raybench health`, it is compared with them"
-    )
+    """Return why speeds were not judged."""
+    return "nothing is known of what this model reaches, and no other device is alike"
 
 
 def untested_test(finding: Finding) -> str:
@@ -129,7 +126,8 @@ _ADVICE = {
     UntestedKind.BROKEN_INSTALLATION: "repair the installation; this is no fault of a device",
     UntestedKind.OUT_OF_TIME: "check again; if it stays so, look for load and slow file systems",
     UntestedKind.DISTURBED: "check again",
-    UntestedKind.NO_COMPARISON: "raybench health",
+    UntestedKind.NO_COMPARISON: "`raybench health`, then `raybench export latest --format "
+    "reference -o site.yaml`, and give it to --references",
 }
 
 

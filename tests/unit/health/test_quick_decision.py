@@ -244,3 +244,10 @@ def test_a_broken_driver_leaves_the_node_untested():
     reason = UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail="NVML fails")
     decision = decide(Evidence(host="alpha", kind="cuda", devices=(), untested=reason))
     assert (decision.state, decision.untested) == (NodeState.UNTESTED, (reason,))
+
+
+def test_devices_slow_alike_beside_programs_are_untested():
+    every = Subject(kind="cluster", name="both H200", model="H200", uuids=("GPU-0", "GPU-1"))
+    alike = replace(slow(), subject=every, reason=Reason(kind=ReasonKind.ALL_SLOW, value=1.2))
+    assert decided([alike]).state is NodeState.SUSPECT
+    assert decided([alike], uses=BUSY).state is NodeState.UNTESTED
