@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 from raybench.errors import ClusterError
@@ -58,13 +57,16 @@ if TYPE_CHECKING:
     from raybench.health.verdicts import Judgement
 
 # Deadlines in seconds from the start of the check. A node that needs longer is not tested.
-_TESTS_END_S = 26.0
+_TESTS_END_S, _LAST_LOOK_END_S = 25.5, 27.5
 _STARTED_S: Mapping[DeviceKind, float] = {"cpu": 20.0, "cuda": 17.0}
 # A second run begins up to here, and a new process is started up to here.
 _SECOND_RUN_S, _RESTART_S = 23.0, 15.0
 # Limits of single requests: to the node's process, and to the devices' processes.
-_COUNT_S, _LOOK_S, _STORE_S = 8.0, 1.5, 1.0
-_TEST_S = 6.0
+_COUNT_S, _FIRST_LOOK_S, _LOOK_S, _STORE_S = 8.0, 5.0, 1.5, 1.0
+# A collective begins by connecting all devices, which takes seconds.
+_TEST_S, _TOGETHER_S = 6.0, 9.0
+# With less time a test is skipped.
+_LEAST_TEST_S = 2.0
 # CPU workers of a node: one per core, and so few that their imports take seconds.
 _MOST_CPU_WORKERS = 4
 # The busiest other programs that are named.
@@ -155,7 +157,7 @@ class _Check:
             return self._report(self._decide(untested=count))
         self._start(count)
         # No process of this check uses a GPU yet, so all that do are others.
-        before_start = self._look()
+        before_start = self._look(_FIRST_LOOK_S)
         # Import while the processes start: their own imports take longer.
         for module in _NEEDED_LATER:
             importlib.import_module(module)
@@ -163,8 +165,8 @@ class _Check:
 
         self._wait_for_start([slot.child for slot in self.slots], _STARTED_S[self.kind])
         if not self._alive():
-            return self._report(self._decide(uses=self._uses(before_start, None)))
-        before = self._look()
+            return self._report(self._decide(uses=self._uses(before_start)))
+        before = self._look(_LOOK_S)
         tests = self._select()
         first, skipped = self._run_tests(tests, 1, before)
         judged = self._judge(first, references or SHIPPED)
@@ -173,11 +175,11 @@ class _Check:
         if again and self._left_s(_SECOND_RUN_S) > 0:
             second, _ = self._run_tests(again, 2, before)
             judged_again = self._judge(second, references or SHIPPED)
-        after = self._look()
+        after = self._look(_LOOK_S)
         decision = self._decide(
             first=(*self._judge_facts(before, after), *judged),
             second=judged_again,
-            uses=self._uses(before_start, after),
+            uses=self._uses(before_start, before, after),
             load=_load(before, after),
             skipped=tuple(dict.fromkeys(skipped)),
         )
@@ -286,13 +288,14 @@ class _Check:
             Trouble(device=slot.name, phase=phase, cause=cause, have_others_answered=others)
         )
 
-    def _look(self) -> Surroundings | None:
+    def _look(self, limit_s: float) -> Surroundings | None:
         """Ask the node's process who uses the node; None if it does not answer in time."""
         if self.node is None:
             return None
-        devices = tuple(slot.device for slot in self._alive() if slot.device is not None)
-        limit_s = _LOOK_S + 0.2 * len(devices)
-        answers = ask({self.node: LookAround(devices=devices)}, self._deadline_s(limit_s, 28.0))
+        # Also devices whose process has ended: the driver may know why.
+        devices = tuple(slot.device for slot in self.slots if slot.device is not None)
+        deadline_s = self._deadline_s(limit_s + 0.1 * len(devices), _LAST_LOOK_END_S)
+        answers = ask({self.node: LookAround(devices=devices)}, deadline_s)
         if answers.lost:
             self.node = None
         return next(iter(answers.received.values()), None)
@@ -316,7 +319,7 @@ class _Check:
             if facts.memory_free_bytes is not None
         }
         for test in tests:
-            if self._left_s(_TESTS_END_S) <= 0:
+            if self._left_s(_TESTS_END_S) < _LEAST_TEST_S:
                 skipped.append(test.test.name)
                 continue
             self.tell(words.progress(test=test.test.name, again=pass_number > 1))
@@ -326,7 +329,10 @@ class _Check:
                 readings += self._run_together(test, slots, pass_number)
             elif test.is_by_turns:
                 for slot in slots:
-                    readings += self._run_alone(test, [slot], pass_number)
+                    if self._left_s(_TESTS_END_S) >= _LEAST_TEST_S:
+                        readings += self._run_alone(test, [slot], pass_number)
+                    else:
+                        skipped.append(test.test.name)
             elif slots:
                 readings += self._run_alone(test, slots, pass_number)
         return readings, skipped
@@ -398,7 +404,7 @@ class _Check:
             )
             for rank, slot in enumerate(slots)
         }
-        answers = ask(requests, self._deadline_s(_TEST_S))
+        answers = ask(requests, self._deadline_s(_TOGETHER_S))
         received = self._note_lost(answers, test.test.name, is_together=True)
         for slot in slots:
             self._note_answer(slot, received.get(slot.child))
@@ -490,20 +496,17 @@ class _Check:
                 again.append(test)
         return tuple(again)
 
-    def _uses(
-        self, before: Surroundings | None, after: Surroundings | None
-    ) -> Mapping[str, DeviceUse]:
-        """Return the use of each GPU by other programs, by its name in findings."""
-        if self.kind != "cuda":
-            return {}
-        uses_before = before.gpus if before else ()
-        uses_after = after.gpus if after else ()
+    def _uses(self, *looks: Surroundings | None) -> Mapping[str, DeviceUse]:
+        """Return the use of each GPU by other programs, by its name in findings.
+
+        Args:
+            looks: the first is from a time when no process of the check used a GPU.
+        """
         uses = {}
-        for slot, own_before, own_after in zip_longest(
-            self.slots[: len(uses_before)], uses_before, uses_after
-        ):
-            if slot is not None and own_before is not None:
-                uses[slot.name] = _device_use(own_before, own_after, slot.child.process_id)
+        for slot in self.slots:
+            seen = [look.gpus[slot.index] for look in looks if look and slot.index < len(look.gpus)]
+            if seen:
+                uses[slot.name] = _device_use(seen, slot.child.process_id)
         return uses
 
     def _decide(self, **found: Any) -> Decision:
@@ -599,18 +602,22 @@ def _read_record(test: QuickTest, slots: Sequence[_Slot], record: Record) -> lis
     return list(read_record(record, probe, _fleet(slots)))
 
 
-def _device_use(before: GpuUse, after: GpuUse | None, own_id: int) -> DeviceUse:
+def _device_use(seen: Sequence[GpuUse], own_id: int) -> DeviceUse:
     """Return the use of a GPU by other programs.
 
     Args:
-        before: when no process of the check used the GPU.
-        own_id: process of the check that owned the GPU afterwards.
+        seen: the first when no process of the check used the GPU, the last after the tests.
+        own_id: process of the check that owns the GPU.
     """
-    programs = dict.fromkeys(before.programs)
-    # In a container NVML may list process ids of the host: then the list has our own process too.
-    if after is not None and own_id in after.process_ids:
-        programs |= dict.fromkeys(after.programs)
-    return DeviceUse(programs=tuple(programs), utilization_pct=before.utilization_pct)
+    # A list without our own process has the ids of another container. The first list may have
+    # processes that have just ended.
+    complete = [use for use in seen if own_id in use.process_ids] or seen[:1]
+    programs: dict[Program, None] = {}
+    for use in complete:
+        programs |= dict.fromkeys(use.programs)
+    shares = [use.utilization_pct for use in seen[:2] if use.utilization_pct is not None]
+    # A job that has just ended is no neighbour.
+    return DeviceUse(programs=tuple(programs), utilization_pct=min(shares, default=None))
 
 
 def _load(before: Surroundings | None, after: Surroundings | None) -> CpuLoad | None:

@@ -51,6 +51,8 @@ class Silence:
 
     # What the kernel said of the child before it was killed.
     facts: ProcessFacts
+    # Since its last message or request.
+    waited_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,8 @@ class Child:
             )
         self._inbox = Inbox(self._channel)
         self._waiting: list[Any] = []
+        # When the last message or request passed, by `time.monotonic`.
+        self._last_s = time.monotonic()
 
     @property
     def process_id(self) -> int:
@@ -96,13 +100,17 @@ class Child:
 
     def send(self, message: object) -> None:
         """Send a message; a child that has ended gets nothing."""
+        self._last_s = time.monotonic()
         with suppress(OSError):
             send(self._channel, message)
 
     def take_message(self) -> Any | None:
         """Return the next message that has arrived; None if there is none."""
         self._waiting += self._inbox.read()
-        return self._waiting.pop(0) if self._waiting else None
+        if not self._waiting:
+            return None
+        self._last_s = time.monotonic()
+        return self._waiting.pop(0)
 
     @property
     def has_hung_up(self) -> bool:
@@ -123,7 +131,8 @@ class Child:
 
     def silence(self) -> Silence:
         """Return what the kernel says of the process, and kill it."""
-        silence = Silence(facts=read_facts(self.process_id))
+        waited_s = time.monotonic() - self._last_s
+        silence = Silence(facts=read_facts(self.process_id), waited_s=waited_s)
         self.kill()
         return silence
 

@@ -29,6 +29,8 @@ from raybench.records.node_use import CpuLoad, DeviceUse, Program, TroubleKind
 from raybench.records.status import Status
 from raybench.report.words import quick as words
 
+# A process that was silent for less time may only be slow.
+_STUCK_S = 5.0
 # Cores that other programs may use beside CPU workers, as a share of all cores: above the first a
 # slow worker may be their fault, above the second no result says much.
 _LOADED_SHARE, _CROWDED_SHARE = 0.1, 0.5
@@ -63,12 +65,13 @@ class Trouble:
             case Death(exit_code=code):
                 is_signal = code < 0 and code not in _CRASHES
                 return TroubleKind.KILLED if is_signal else TroubleKind.CRASHED
-            case Silence(facts=facts):
+            case Silence(facts=facts, waited_s=waited_s):
                 if facts.is_stopped:
                     return TroubleKind.STOPPED
                 uses_driver = device_kind == "cuda" and self.phase != IMPORT
                 is_alone = uses_driver and self.have_others_answered
-                return TroubleKind.STUCK if is_alone else TroubleKind.LATE
+                is_stuck = is_alone and waited_s >= _STUCK_S
+                return TroubleKind.STUCK if is_stuck else TroubleKind.LATE
 
     @property
     def detail(self) -> str:

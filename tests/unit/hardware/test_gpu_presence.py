@@ -9,7 +9,7 @@ from fake_nvml import FakeNvml, refusal
 
 from raybench.errors import ClusterError
 from raybench.hardware import gpu_presence
-from raybench.hardware.gpu_presence import count_gpus, why_cuda_fails
+from raybench.hardware.gpu_presence import count_gpus, visible_gpus, why_cuda_fails
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +102,11 @@ def test_cuda_that_does_not_answer_is_a_reason(monkeypatch):
     monkeypatch.setattr(gpu_presence, "CUDA_ANSWERS_S", 0.2)
     told = why_cuda_fails([sys.executable, "-c", "import time; time.sleep(60)"])
     assert told.startswith("it does not answer within ")
+
+
+def test_visible_gpus_are_counted_without_cuda(gpu, monkeypatch):
+    monkeypatch.setattr(gpu_presence, "why_cuda_fails", lambda _: pytest.fail("asked CUDA"))
+    nvml(monkeypatch, 8)
+    assert visible_gpus(gpu) == 8
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert visible_gpus(gpu) == 2

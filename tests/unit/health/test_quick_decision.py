@@ -46,8 +46,8 @@ def fact(name, kind, **problem):
     return wrong(kind, test, **problem)
 
 
-def silence(state):
-    return Silence(facts=ProcessFacts(pid=1, state=state))
+def silence(state, waited_s=6.0):
+    return Silence(facts=ProcessFacts(pid=1, state=state), waited_s=waited_s)
 
 
 def trouble(cause, phase=GEMM.name, others=True, **fields):
@@ -147,6 +147,7 @@ def test_a_process_stuck_in_the_driver_drains(state):
         (trouble(silence("T")), UntestedKind.DISTURBED),
         (trouble(silence("D"), others=False), UntestedKind.OUT_OF_TIME),
         (trouble(silence("D"), IMPORT), UntestedKind.OUT_OF_TIME),
+        (trouble(silence("R", waited_s=0.3), START), UntestedKind.OUT_OF_TIME),
         (trouble(Death(exit_code=-9, last_line="")), UntestedKind.DISTURBED),
         (
             trouble(NotStarted(message="out of memory", is_out_of_memory=True), START),

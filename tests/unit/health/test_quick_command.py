@@ -1,0 +1,66 @@
+"""Options of `raybench health --quick`, and its report with and without --json."""
+
+import json
+
+import pytest
+
+from raybench.health.quick import check
+from raybench.records.node_report import NodeReport, NodeState, UntestedKind, UntestedReason
+
+REASON = UntestedReason(kind=UntestedKind.BUSY, detail="python3 (process 4242) uses alpha GPU 1")
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """Make the check return a report of this state."""
+
+    def set_state(state):
+        found = NodeReport(
+            host="alpha",
+            state=state,
+            began="2026-11-30T11:07:00+00:00",
+            seconds=9.1,
+            raybench_version="1",
+            devices=("alpha GPU 0",),
+            untested=(REASON,) if state is NodeState.UNTESTED else (),
+        )
+        monkeypatch.setattr(check, "quick_check", lambda *_, **__: found)
+
+    return set_state
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--address", ["--address", "auto"]),
+        ("--only", ["--only", "alone"]),
+        ("--burn-in", ["--burn-in", "30m"]),
+        ("--healthy-devices", ["--healthy-devices", "file.txt"]),
+        ("--serial", ["--serial"]),
+        ("--output", ["-o", "folder"]),
+    ],
+)
+def test_options_of_the_full_check_are_refused(command, option, words):
+    refusal = command("health", "--quick", *words, results=None).refusal
+    assert refusal.startswith(f"{option}: not with --quick")
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (NodeState.HEALTHY, 0),
+        (NodeState.SUSPECT, 1),
+        (NodeState.DRAIN, 1),
+        (NodeState.UNTESTED, 3),
+    ],
+)
+def test_state_of_the_node_is_the_exit_code(command, report, state, code):
+    report(state)
+    assert command("health", "--quick", results=None).code == code
+
+
+def test_json_has_the_whole_node_report(command, report):
+    report(NodeState.UNTESTED)
+    found = json.loads(command("health", "--quick", "--json", results=None).out)
+    assert (found["state"], found["devices"]) == ("untested", ["alpha GPU 0"])
+    assert found["untested"] == [{"kind": "busy", "detail": REASON.detail}]
