@@ -15,15 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from raybench.errors import (
-    OUT_OF_MEMORY_PHRASES,
-    UsageError,
-    frames_of,
-    last_user_frame,
-    mentions,
-    message_of,
-    traceback_of,
-)
+from raybench.errors import UsageError
 from raybench.hangs import responder
 from raybench.hardware.devices import Counters, DeviceReading, describe_device
 from raybench.job import registry
@@ -36,9 +28,10 @@ from raybench.records.code import Code, code_here, differing_files, raybench_sha
 from raybench.records.device import Device
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import Breakdown, Failure, Measurement, RankAnswer
-from raybench.records.status import Cause, Status
+from raybench.records.status import Cause
 from raybench.records.task import GroupSpec, RankInfo, Task
 from raybench.worker import state
+from raybench.worker.failures import failure_of
 from raybench.worker.process_group import (
     GroupGoneError,
     ProcessGroup,
@@ -162,7 +155,7 @@ class Worker:
         except PartFailedError as error:
             answer = _explain_nccl_choice(replace(error.failure, rank=rank_info.rank), task.point)
         except BaseException as error:  # a workload may raise anything
-            answer = _explain_nccl_choice(_failure_of(error, rank_info), task.point)
+            answer = _explain_nccl_choice(failure_of(error, rank_info), task.point)
             is_group_gone = isinstance(error, GroupGoneError)
             has_script_ended = self._has_script_ended()
         if is_group_gone or self._group.is_broken(group):
@@ -189,7 +182,7 @@ class Worker:
             self._group.destroy_extra_groups()
             leftovers = self._state.restore()
         except Exception as error:
-            return replace(_failure_of(error, rank_info), worker_reusable=False)
+            return replace(failure_of(error, rank_info), worker_reusable=False)
         if not leftovers:
             return answer
         if isinstance(answer, Measurement):
@@ -369,27 +362,6 @@ def _with_flops_method(breakdown: Breakdown | None, method: str) -> Breakdown | 
     if breakdown is None:
         return None
     return replace(breakdown, methods={**breakdown.methods, "flops_per_step": method})
-
-
-def _failure_of(error: BaseException, rank_info: RankInfo) -> Failure:
-    """Describe the error in texts: an exception may not survive pickling, and it holds memory."""
-    is_out_of_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
-        isinstance(error, RuntimeError) and mentions(error, *OUT_OF_MEMORY_PHRASES)
-    )
-    # If a module cannot be imported, the cause of the UsageError has the reason.
-    cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
-    location = last_user_frame(frames_of(error)) or last_user_frame(frames_of(cause))
-    return Failure(
-        rank=rank_info.rank,
-        status=Status.OOM if is_out_of_memory else Status.ERROR,
-        error_type=type(cause).__name__,
-        message=message_of(error) + (f", at {location}" if location else ""),
-        detail=traceback_of(error),
-        # A device error breaks the CUDA context, so the process is lost. If torch's allocator has
-        # no memory left, the context is intact.
-        worker_reusable=isinstance(error, torch.OutOfMemoryError)
-        or not (isinstance(error, torch.AcceleratorError) or mentions(error, "CUDA error")),
-    )
 
 
 def _explain_nccl_choice(failure: Failure, point: Point) -> Failure:

@@ -69,7 +69,12 @@ class PartTimes:
 class Regions:
     """Times the named parts of a step on the device, in instrumented steps only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_compile: bool = True) -> None:
+        """Make regions without times.
+
+        Args:
+            may_compile: False if nothing will be compiled: the compiler takes 2 s to import.
+        """
         from torch.compiler import assume_constant_result, is_compiling
 
         # Whether a step has entered a region outside `timed_by`. If none has, the breakdown runs no
@@ -78,10 +83,13 @@ class Regions:
         # Names of regions inside compiled code, which cannot time them.
         self.compiled = compiled = set[str]()
         self._is_compiling = is_compiling
-        # The compiler calls this while it compiles; the compiled code does not contain the call.
-        self._note_compiled = assume_constant_result(  # type: ignore[no-untyped-call]
-            lambda name: compiled.add(name)
-        )
+        self._note_compiled: Callable[[str], object] = compiled.add
+        if may_compile:
+            # The compiler calls this while it compiles; the compiled code does not contain the
+            # call.
+            self._note_compiled = assume_constant_result(  # type: ignore[no-untyped-call]
+                lambda name: compiled.add(name)
+            )
         # Makes the context that times a region; None outside `timed_by`.
         self._make_timer: Callable[[str], AbstractContextManager[None]] | None = None
 

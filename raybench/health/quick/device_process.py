@@ -59,16 +59,18 @@ def _start(channel: socket.socket, kind: str, index: int) -> Any:
     """Return the worker of the device, and the function that serves a store."""
     gc.disable()  # garbage collections would take a sixth of the time of the imports
     from raybench.hangs.responder import choose_ras_address
+    from raybench.worker.kernel_worker import KernelWorker
     from raybench.worker.process_group import choose_interface, serve_store
-    from raybench.worker.worker import Worker, preload
 
     choose_interface(_ADDRESS)
-    preload()
+    # Later garbage collections skip these objects.
+    gc.collect()
+    gc.freeze()
     gc.enable()
     if kind == "cuda":
         choose_ras_address()
     send(channel, Imported())
-    worker = Worker("cuda" if kind == "cuda" else "cpu", index)
+    worker = KernelWorker("cuda" if kind == "cuda" else "cpu", index)
     host = socket.gethostname()
     send(channel, Started(device=worker.identity(node_id=host, address=_ADDRESS)))
     return worker, serve_store
