@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from raybench.errors import ClusterError
+from raybench.errors import ClusterError, brief
 from raybench.health.quick.children import (
     Answers,
     Child,
@@ -108,6 +108,10 @@ def quick_check(
     check = _Check(began_s=began_s, began=datetime.now(UTC).astimezone(), tell=tell)
     try:
         return check.run(device, references)
+    except OSError as error:
+        # Such as a limit of processes; no device is at fault.
+        reason = UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=brief(error))
+        return check.fail(reason)
     finally:
         check.close()
 
@@ -184,6 +188,10 @@ class _Check:
             skipped=tuple(dict.fromkeys(skipped)),
         )
         return self._report(decision)
+
+    def fail(self, reason: UntestedReason) -> NodeReport:
+        """Return the report of a check that could not go on."""
+        return self._report(self._decide(untested=reason))
 
     def close(self) -> None:
         """End all processes."""
@@ -441,14 +449,22 @@ class _Check:
             limits = _LIMITS.intersection(answer.throttle_reasons)
             self.throttled.setdefault(slot.name, set()).update(limits)
 
+    def _restartable(self) -> list[_Slot]:
+        """Return the devices whose process is not fit, if there is time for a new one."""
+        # The memory of a full device stays full.
+        full = set()
+        for trouble in self.troubles:
+            if isinstance(trouble.cause, NotStarted) and trouble.cause.is_out_of_memory:
+                full.add(trouble.device)
+        slots = [slot for slot in self.slots if not slot.is_fit and slot.name not in full]
+        return slots if self._left_s(_RESTART_S) > 0 else []
+
     def _restart(self) -> None:
         """Start new processes for devices whose process has ended or is not fit any more."""
         from raybench.hangs.processes import read_facts
 
         starting = []
-        for slot in self.slots:
-            if slot.is_fit or self._left_s(_RESTART_S) <= 0:
-                continue
+        for slot in self._restartable():
             slot.child.kill()
             if read_facts(slot.child.process_id).state == "D":
                 continue
@@ -487,7 +503,7 @@ class _Check:
         tested: dict[str, int] = {}
         for one in judged:
             tested[one.test.name] = tested.get(one.test.name, 0) + 1
-        may_restart = len(self._alive()) < len(self.slots) and self._left_s(_RESTART_S) > 0
+        may_restart = bool(self._restartable())
         again = []
         for test in tests:
             wanted = 1 if test.is_together else len(self.slots)

@@ -181,7 +181,7 @@ def settle(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[Judg
 
 def _of_steady(judgement: Judgement, repeat: Judgement) -> Judgement:
     """Return the judgement of a subject whose test was repeated because of another subject."""
-    if judgement.verdict is Verdict.UNTESTED:
+    if judgement.verdict in (Verdict.UNTESTED, Verdict.UNKNOWN):
         return _at_most_suspect(repeat)
     return judgement
 
