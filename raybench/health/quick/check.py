@@ -69,8 +69,6 @@ _TEST_S, _TOGETHER_S = 6.0, 9.0
 _LEAST_TEST_S = 2.0
 # CPU workers of a node: one per core, and so few that their imports take seconds.
 _MOST_CPU_WORKERS = 4
-# The busiest other programs that are named.
-_MOST_PROGRAMS = 2
 # Programs that use less of a core are not named.
 _LEAST_SHARE = 0.05
 # Reasons for limited clocks that are due to heat or a fault; others are usual under load.
@@ -642,15 +640,9 @@ def _load(before: Surroundings | None, after: Surroundings | None) -> CpuLoad | 
         return None
     passed_s = max(0.1, after.time_s - before.time_s)
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    earlier: dict[Program, float] = dict(before.programs)
-    spent = []
-    for program, total_s in after.programs:
-        cores = (total_s - earlier.get(program, 0.0)) / passed_s
-        if cores >= _LEAST_SHARE:
-            spent.append((program, cores))
-    spent.sort(key=lambda one: -one[1])
+    shares = [(program, spent_s / passed_s) for program, spent_s in after.programs]
     return CpuLoad(
         cores=max(0.0, others_s / passed_s),
         processors=after.processors,
-        programs=tuple(spent[:_MOST_PROGRAMS]),
+        programs=tuple(one for one in shares if one[1] >= _LEAST_SHARE),
     )

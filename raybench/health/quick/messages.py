@@ -102,7 +102,7 @@ class Surroundings:
     processors: int = 0
     # Processor time of the check and its children.
     own_s: float = 0.0
-    # Processor time of each other process.
+    # The busiest other programs, with their processor time since the last look.
     programs: tuple[tuple[Program, float], ...] = ()
     facts: tuple[DeviceFacts, ...] = ()
     # In the order of CUDA's numbers.

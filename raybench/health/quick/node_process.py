@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,12 +37,17 @@ from raybench.records.node_use import Program
 
 # Columns of the first line of /proc/stat: user, nice, system, irq, softirq.
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)
+# Describing a process takes longer than reading its time, and a node may have thousands.
+_MOST_PROGRAMS = 3
+
+# A program, and its processor time in s.
+_Used = tuple[Program, float]
 
 
 def main(descriptor: int) -> None:
     """Answer questions until the check ends."""
     channel = socket.socket(fileno=descriptor)
-    reader = FactReader()
+    observer = _Observer()
     while True:
         try:
             request = receive(channel)
@@ -52,7 +57,7 @@ def main(descriptor: int) -> None:
             case CountGpus():
                 send(channel, _count_gpus())
             case LookAround(devices=devices):
-                send(channel, _look_around(devices, reader))
+                send(channel, observer.look_around(devices))
 
 
 def _count_gpus() -> int | NoGpus:
@@ -62,29 +67,46 @@ def _count_gpus() -> int | NoGpus:
         return NoGpus(message=brief(error).partition(": ")[2])
 
 
-def _look_around(devices: Sequence[Device], reader: FactReader) -> Surroundings:
-    """Return who uses the node now, and the facts of these devices."""
-    own_ids = _own_process_ids()
-    own_s, programs = 0.0, []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            spent = process.cpu_times()
-            if process.pid in own_ids:
-                own_s += spent.user + spent.system
+class _Observer:
+    """Looks at the node again and again, and compares each look with the last one."""
+
+    def __init__(self) -> None:
+        self._reader = FactReader()
+        # (process id, start) -> processor time of each other process at the last look.
+        self._spent_s: dict[tuple[int, float], float] = {}
+
+    def look_around(self, devices: Sequence[Device]) -> Surroundings:
+        """Return who uses the node now, and the facts of these devices."""
+        own_ids = _own_process_ids()
+        own_s = 0.0
+        spent_s: dict[tuple[int, float], float] = {}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                if process.pid not in own_ids:
+                    spent_s[process.pid, process.create_time()] = times.user + times.system
+                    continue
+                own_s += times.user + times.system
                 if process.pid == os.getppid():
-                    own_s += spent.children_user + spent.children_system
-            else:
-                programs.append((_describe(process), spent.user + spent.system))
-    gpus = [_use_of(nvml.uuid_of(index), own_ids) for index in range(_gpu_count())]
-    return Surroundings(
-        time_s=time.monotonic(),
-        busy_s=_busy_s(),
-        processors=os.cpu_count() or 1,
-        own_s=own_s,
-        programs=tuple(programs),
-        facts=reader.read(devices),
-        gpus=tuple(gpus),
-    )
+                    own_s += times.children_user + times.children_system
+        busiest = self._busiest(spent_s)
+        self._spent_s = spent_s
+        return Surroundings(
+            time_s=time.monotonic(),
+            busy_s=_busy_s(),
+            processors=os.cpu_count() or 1,
+            own_s=own_s,
+            programs=tuple(busiest),
+            facts=self._reader.read(devices),
+            gpus=tuple(_use_of(nvml.uuid_of(index), own_ids) for index in range(_gpu_count())),
+        )
+
+    def _busiest(self, spent_s: Mapping[tuple[int, float], float]) -> Iterator[_Used]:
+        """Yield the programs that have used most since the last look."""
+        used_s = {key: total_s - self._spent_s.get(key, 0.0) for key, total_s in spent_s.items()}
+        for key in sorted(used_s, key=lambda key: -used_s[key])[:_MOST_PROGRAMS]:
+            with suppress(psutil.Error):
+                yield _describe(psutil.Process(key[0])), used_s[key]
 
 
 def _gpu_count() -> int:
