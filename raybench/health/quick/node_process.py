@@ -89,14 +89,14 @@ class _Observer:
                 own_s += times.user + times.system
                 if process.pid == os.getppid():
                     own_s += times.children_user + times.children_system
-        busiest = self._busiest(spent_s)
+        busiest = tuple(self._busiest(spent_s))
         self._spent_s = spent_s
         return Surroundings(
             time_s=time.monotonic(),
             busy_s=_busy_s(),
             processors=os.cpu_count() or 1,
             own_s=own_s,
-            programs=tuple(busiest),
+            programs=busiest,
             facts=self._reader.read(devices),
             gpus=tuple(_use_of(nvml.uuid_of(index), own_ids) for index in range(_gpu_count())),
         )
