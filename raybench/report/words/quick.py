@@ -145,7 +145,7 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
         case NodeState.SUSPECT:
             return f"Suspect: {some(suspects)} of {report.host}."
         case NodeState.UNTESTED:
-            kinds = dict.fromkeys(_UNTESTED[one.kind] for one in report.untested)
+            kinds = dict.fromkeys(_why_untested(one) for one in report.untested)
             return f"Not tested: {report.host}: {'; '.join(kinds)}."
         case NodeState.HEALTHY:
             return f"Healthy: {devices} of {report.host}."
@@ -158,8 +158,12 @@ def drain(reason: DrainReason) -> str:
 
 def untested(reason: UntestedReason) -> str:
     """Return why a node was not tested, with what to do."""
-    detail = reason.detail or _UNTESTED[reason.kind]
-    return f"{sentence(detail)} Do: {_ADVICE[reason.kind]}."
+    detail = reason.detail or _why_untested(reason)
+    return f"{sentence(detail)} Do: {_ADVICE.get(reason.kind, 'check again')}."
+
+
+def _why_untested(reason: UntestedReason) -> str:
+    return _UNTESTED.get(reason.kind, reason.kind.value)
 
 
 def took(report: NodeReport) -> str:
