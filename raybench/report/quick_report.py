@@ -31,7 +31,7 @@ def format_node_report(report: NodeReport, *, width: int, color: bool = False) -
 
 def _blocks(report: NodeReport) -> Iterator[Block]:
     wrong = [one for one in report.findings if one.verdict.is_unhealthy]
-    suspects = list(dict.fromkeys(_short(one.subject.name, report) for one in wrong))
+    suspects = list(dict.fromkeys(words.short_name(one.subject.name, report.host) for one in wrong))
     yield Line(text=words.headline(report, suspects), tone=_TONES[report.state])
     yield Line(text=words.took(report))
     said: set[str] = set()
@@ -60,14 +60,9 @@ def _is_test(finding: Finding) -> bool:
 
 def _problem(finding: Finding, text: str, report: NodeReport) -> str:
     """Return what is wrong with a subject, and what to do."""
-    about = f"{_short(finding.subject.name, report)}: {text}."
+    about = f"{words.short_name(finding.subject.name, report.host)}: {text}."
     action = health_words.action(finding.action)
     return f"{about} Do: {action}." if action else about
-
-
-def _short(name: str, report: NodeReport) -> str:
-    """Return a name without the host."""
-    return name.removeprefix(f"{report.host} ")
 
 
 def _table(findings: Sequence[Finding], report: NodeReport) -> Table:
@@ -80,7 +75,7 @@ def _table(findings: Sequence[Finding], report: NodeReport) -> Table:
     is_wide = len(names) <= _MOST_COLUMNS
     columns = [ShownColumn(title="test", is_text=True), ShownColumn(title="unit", is_text=True)]
     if is_wide:
-        columns += [ShownColumn(title=_short(name, report)) for name in names]
+        columns += [ShownColumn(title=words.short_name(name, report.host)) for name in names]
     else:
         columns += [ShownColumn(title=title) for title in ("least", "most")]
     columns.append(ShownColumn(title="node"))

@@ -553,25 +553,16 @@ class _Check:
 
 
 def _fleet(slots: Sequence[_Slot]) -> Any:
-    """Return the devices of the slots as a fleet."""
+    """Return the devices of the slots as a fleet, with their names among all devices."""
     from raybench.health.suite import Fleet, device_subjects
 
     devices = [slot.device for slot in slots if slot.device is not None]
-    subjects = [
-        replace(subject, name=slot.name)
-        for slot, subject in zip(slots, device_subjects(devices), strict=True)
-    ]
     known = []
-    for slot, subject in zip(slots, subjects, strict=True):
-        # A CPU worker is named by its number on the node.
-        uuids = subject.uuids if "/" not in subject.uuids[0] else (_cpu_uuid(slot),)
-        known.append(replace(subject, uuids=uuids))
+    for slot, device, subject in zip(slots, devices, device_subjects(devices), strict=True):
+        # `device_subjects` counts the CPU workers that it gets.
+        uuids = subject.uuids if device.kind == "cuda" else (f"{device.host}/{slot.index}",)
+        known.append(replace(subject, name=slot.name, uuids=uuids))
     return Fleet(devices=tuple(devices), known=tuple(known))
-
-
-def _cpu_uuid(slot: _Slot) -> str:
-    assert slot.device is not None
-    return f"{slot.device.host}/{slot.index}"
 
 
 def _read(

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
-from raybench.errors import brief
+from raybench.errors import message_of
 from raybench.hardware import nvml
 from raybench.hardware.devices import FactReader
 from raybench.hardware.gpu_presence import visible_gpus
@@ -64,7 +64,7 @@ def _count_gpus() -> int | NoGpus:
     try:
         return visible_gpus()
     except Exception as error:
-        return NoGpus(message=brief(error).partition(": ")[2])
+        return NoGpus(message=message_of(error))
 
 
 class _Observer:
@@ -157,7 +157,7 @@ def _use_of(uuid: str | None, own_ids: Collection[int]) -> GpuUse:
 def _busy_s() -> float | None:
     """Return the busy time of all processors since the host started; None if unknown."""
     try:
-        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0].split()
+        line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()
     except OSError:
         return None
     return sum(int(line[column]) for column in _BUSY_COLUMNS) / os.sysconf("SC_CLK_TCK")

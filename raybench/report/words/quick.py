@@ -140,7 +140,7 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
     devices = counted(len(report.devices), "device")
     match report.state:
         case NodeState.DRAIN:
-            reasons = [drain(one).removeprefix(f"{report.host} ") for one in report.drain]
+            reasons = [drain(one, report.host) for one in report.drain]
             return f"Drain {report.host}: {some(reasons, 2)}."
         case NodeState.SUSPECT:
             return f"Suspect: {some(suspects)} of {report.host}."
@@ -151,9 +151,14 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
             return f"Healthy: {devices} of {report.host}."
 
 
-def drain(reason: DrainReason) -> str:
-    """Return why a device must not be used."""
-    return f"{reason.device} {_DRAIN[reason.kind].format(test=reason.test)}"
+def drain(reason: DrainReason, host: str) -> str:
+    """Return why a device of this host must not be used."""
+    return f"{short_name(reason.device, host)} {_DRAIN[reason.kind].format(test=reason.test)}"
+
+
+def short_name(device: str, host: str) -> str:
+    """Return the name of a device without its host."""
+    return device.removeprefix(f"{host} ")
 
 
 def untested(reason: UntestedReason) -> str:

@@ -42,6 +42,7 @@ ALLOWED = {
     ("report/words/failures.py", "_OUT_OF_MEMORY"): "message of an exception",
     ("report/words/failures.py", "_reason"): "message of an exception",
     ("report/words/health.py", "meaning_of_tests"): "name of a test",
+    ("report/words/quick.py", "short_name"): "name of a device",
     ("report/words/references.py", "standing_text"): "name of a device",
     ("analysis/answer.py", "_next_command"): "word of a command",
     ("analysis/compare.py", "_short_commit"): "git commit",
