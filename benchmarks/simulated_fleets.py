@@ -119,7 +119,6 @@ def gemm(number: int) -> HealthTest:
         stage="alone",
         unit="TFLOP/s",
         floor=FLOOR,
-        meaning="simulated",
     )
 
 

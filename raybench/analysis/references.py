@@ -137,7 +137,7 @@ class Entry(Quantity):
     # The values from which the range is computed; empty if only the range is known.
     measured: Measured = {}
 
-    @property
+    @cached_property
     def observed(self) -> tuple[float, float]:
         """The smallest and the largest value of a start; (low, high) if values are unknown."""
         values: list[float] = []
@@ -156,12 +156,12 @@ class Entry(Quantity):
         """Whether the half width is at most 10 %."""
         return self.half_width <= NARROW
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """The number of groups of devices that were measured together."""
         return len(_join_overlapping(_device_sets(self.measured))) or self.devices
 
-    @property
+    @cached_property
     def provenance(self) -> str:
         """Where the range comes from: `6 devices in 3 groups, 3 hosts, November 2026`."""
         devices = _counted(self.devices, "device")
@@ -390,6 +390,13 @@ class References:
         """Return all entries of a model, such as `NVIDIA H200`; the site's entries come first."""
         files = filter(None, (self._site_files.get(model), shipped(model)))
         return [entry for file in files for entry in file.quantities]
+
+    def drivers(self, model: str) -> tuple[str, ...]:
+        """Return the driver versions with which the references of a model were measured."""
+        versions = set()
+        for file in filter(None, (self._site_files.get(model), shipped(model))):
+            versions |= {run.software.get("driver", "") for run in file.runs.values()}
+        return tuple(sorted(versions - {""}))
 
     def find(self, model: str, quantity: Quantity) -> Entry | None:
         """Return the first entry of a model for a quantity; None without such an entry.

@@ -22,16 +22,18 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import psutil
 
-from raybench.cluster import reaper, timeouts
+from raybench.cluster import other_programs, reaper, timeouts
 from raybench.conversion import KIB
 from raybench.errors import DevicesInUseError
 from raybench.records.device import Device
+from raybench.records.other_program import OtherProgram
 from raybench.records.record import HostLoad, OtherUsers
 
 # CPU workers are not bound to cores, so all processors of a host are one device.
@@ -43,6 +45,8 @@ _FOLDER = Path("/tmp/raybench-locks")
 _MAX_FILE_BYTES = 64 * KIB
 _MAX_FIELD_CHARACTERS = 120
 _FOLDER_POLL_S = 0.05
+# Of `Holder.since`, in the lock files.
+_SINCE_FORMAT = "%Y-%m-%d %H:%M:%S UTC"
 _FOLDER_LIMIT_S = 5.0
 # Name of a lock file: the device, and a random suffix.
 _LOCK_FILE = re.compile(r"(cpu|GPU-[0-9A-Za-z-]+)\..+")
@@ -71,6 +75,20 @@ class Holder:
     process_id: int
     # Start of the sweep (UTC).
     since: str
+
+    @property
+    def program(self) -> OtherProgram:
+        """The driver of the sweep as a program."""
+        since = None
+        with suppress(ValueError):  # "unknown"
+            since = datetime.strptime(self.since, _SINCE_FORMAT).replace(tzinfo=UTC)
+        return OtherProgram(
+            host=self.host,
+            process_id=self.process_id,
+            name=self.what,
+            user=self.user,
+            since=since,
+        )
 
     def __str__(self) -> str:
         return f"{self.what} of {self.user} (process {self.process_id} on {self.host})"
@@ -115,7 +133,7 @@ def this_process(what: str) -> Holder:
         user=psutil.Process().username(),
         host=socket.gethostname(),
         process_id=os.getpid(),
-        since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        since=time.strftime(_SINCE_FORMAT, time.gmtime()),
     )
 
 
@@ -460,6 +478,8 @@ class NodeUse:
     processors: int = 0
     # (process id, start time) -> processor time of each process of this sweep.
     own_times: Mapping[tuple[int, float], CpuTime] = field(default_factory=dict)
+    # Other processes on the point's GPUs, and those that kept cores busy.
+    programs: tuple[OtherProgram, ...] = ()
 
 
 def read_node_use(
@@ -468,6 +488,7 @@ def read_node_use(
     holder: Holder,
     ended: Collection[int] = (),
     busy: Collection[str] = (),
+    watch: other_programs.ProgramWatch | None = None,
 ) -> NodeUse:
     """Return who uses this node now. Call it in a child process of the node's raylet.
 
@@ -475,22 +496,28 @@ def read_node_use(
         devices: devices of a point on this node.
         ended: ids of processes of this sweep that have ended; NVML may still list them.
         busy: UUIDs of GPUs with other points of this sweep.
+        watch: names the processes that keep cores busy.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     living_ids = _own_process_ids(holder)
     own_ids = {*living_ids, *ended, *(device.process_id for device in devices)}
     gpus = [device for device in devices if device.kind == "cuda"]
     processes = {}
+    programs: list[OtherProgram] = []
     for gpu in gpus:
         others = _other_processes_on(gpu, own_ids)
         if others is not None:
-            processes[gpu.uuid] = others
+            processes[gpu.uuid] = tuple(map(_describe_process, others))
+            for process_id in others:
+                programs.append(other_programs.describe(process_id, gpu.host, device_uuid=gpu.uuid))
     # In a container NVML may list process ids of the host, which do not match ours. So name
     # processes on other GPUs only if NVML lists our workers by their ids.
     known_ids = own_ids if processes else None
     processors = os.sched_getaffinity(0)
     has_cpu_workers = len(gpus) < len(devices)
     cpu_times = _cpu_times(living_ids) if has_cpu_workers else {}
+    if has_cpu_workers and watch is not None:
+        programs += watch.look(devices[0].host, own_ids)
     return NodeUse(
         time_s=time.monotonic(),
         holders=tuple(dict.fromkeys(chain.from_iterable(locked.others.values()))),
@@ -499,6 +526,7 @@ def read_node_use(
         busy_s=_busy_s(processors) if has_cpu_workers else None,
         own_times=cpu_times,
         processors=len(processors),
+        programs=tuple(programs),
     )
 
 
@@ -528,7 +556,21 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
         on_devices=tuple(_users_of_devices(before, after, devices)),
         on_nodes=tuple(dict.fromkeys((*before.on_other_devices, *after.on_other_devices))),
         loads=() if load is None else (load,),
+        programs=tuple(_programs_beside(before, after, has_load=load is not None)),
     )
+
+
+def _programs_beside(before: NodeUse, after: NodeUse, *, has_load: bool) -> Iterator[OtherProgram]:
+    """Yield other sweeps and processes on GPUs in either reading, and those on cores between."""
+    yield from (holder.program for holder in dict.fromkeys((*before.holders, *after.holders)))
+    on_gpus = {}
+    for program in (*before.programs, *after.programs):
+        if program.device_uuid:
+            on_gpus[program.device_uuid, program.process_id] = program
+    yield from on_gpus.values()
+    # Small loads are ignored, as in `loads`.
+    if has_load:
+        yield from (program for program in after.programs if not program.device_uuid)
 
 
 def _users_of_devices(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
@@ -652,15 +694,15 @@ def _others_on_node(
     return tuple(users)
 
 
-def _other_processes_on(device: Device, own_ids: set[int]) -> tuple[str, ...] | None:
-    """Return other processes on the GPU in words; None if NVML does not list its own worker."""
+def _other_processes_on(device: Device, own_ids: set[int]) -> list[int] | None:
+    """Return the ids of other processes on the GPU; None if NVML does not list its own worker."""
     from raybench.hardware import nvml
 
     handle = nvml.device(device.uuid)
     process_ids = set() if handle is None else nvml.process_ids(handle)
     if device.process_id not in process_ids:
         return None
-    return tuple(map(_describe_process, sorted(process_ids - own_ids)))
+    return sorted(process_ids - own_ids)
 
 
 def _describe_process(process_id: int) -> str:

@@ -27,6 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
 import pynvml
 
 from raybench.conversion import KIB, MJ_PER_J, NS_PER_S
@@ -116,6 +117,7 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
         "node_id": node_id,
         "host": socket.gethostname(),
         "address": address,
+        "interface": _interface_of(address),
         "index": index,
         "process_id": os.getpid(),
         "cpu_count": usable_cores(),
@@ -223,6 +225,14 @@ def _topology(handle: Any) -> str:
     return ", ".join([f"NVLink x{active_nvlinks}", *paths])
 
 
+def _interface_of(address: str) -> str | None:
+    """Return the network interface with this IP address."""
+    for interface, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return interface
+    return None
+
+
 def _free_bytes(folder: str) -> int | None:
     try:
         return shutil.disk_usage(folder).free
@@ -277,6 +287,10 @@ class Counters:
             energy_j=None if energy_mj is None else energy_mj / MJ_PER_J,
             limited_s=limited_s,
         )
+
+    def temperature_c(self) -> float | None:
+        """Return the temperature of the GPU now; None if unknown."""
+        return None if self._handle is None else nvml.temperature_c(self._handle)
 
 
 def wait_until_unlimited(

@@ -36,6 +36,7 @@ from raybench.records.devices import (
 )
 from raybench.records.judgement import LinkErrors, Problem, ProblemKind
 from raybench.records.measurement import Measurement
+from raybench.records.other_program import OtherProgram
 from raybench.records.record import Record
 from raybench.records.status import Status
 from raybench.report.words import health as words
@@ -120,7 +121,10 @@ class Reading:
 
     pass_number: counts from 1. value: None where the test gave none; of a rate 0 where the amount
     of work is not known.
-    other_programs: who else used the devices meanwhile, in words.
+    other_programs: who else used the devices meanwhile, in words. programs: the processes among
+    them, as data. throttle_reasons: why NVML says that the clocks of a single device were limited.
+    temperature_c: of that device. routes: what carried the data from each end of a pair, as NCCL
+    names it; empty where it does not tell.
     point_id: of the rows of `points` and `samples`; None where it is of no point, as a fact.
     """
 
@@ -130,6 +134,10 @@ class Reading:
     value: float | None
     problem: Problem | None = None
     other_programs: tuple[str, ...] = ()
+    programs: tuple[OtherProgram, ...] = ()
+    throttle_reasons: tuple[str, ...] = ()
+    temperature_c: float | None = None
+    routes: tuple[str, ...] = ()
     point_id: str | None = None
 
 
@@ -165,18 +173,37 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
             )
             for test, subject, ranks in _participants(record, probe, fleet)
         ]
-    return tuple(
-        Reading(
+    measured_by_uuid: dict[str, Measurement] = {}
+    for one, measured in zip(fleet.subjects, record.measurements, strict=False):
+        measured_by_uuid[one.uuids[0]] = measured
+    readings = []
+    for test, subject, value, problem in found:
+        reading = Reading(
             test=test,
             subject=subject,
             pass_number=record.round,
             value=value,
             problem=problem,
             other_programs=record.neighbours,
+            programs=record.other_programs,
             point_id=record.point.point_id,
         )
-        for test, subject, value, problem in found
-    )
+        of_ends = [measured_by_uuid[uuid] for uuid in subject.uuids if uuid in measured_by_uuid]
+        readings.append(_with_conditions(reading, of_ends))
+    return tuple(readings)
+
+
+def _with_conditions(reading: Reading, measured: Sequence[Measurement]) -> Reading:
+    """Return the reading with the clocks of a device, or the routes of a pair."""
+    if len(measured) == 1 and reading.subject.kind == "device":
+        [one] = measured
+        return replace(
+            reading, throttle_reasons=one.throttle_reasons, temperature_c=one.temperature_c
+        )
+    if reading.subject.kind == "pair":
+        routes = (next(iter(one.transports), "") for one in measured)
+        return replace(reading, routes=tuple(routes))
+    return reading
 
 
 def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
@@ -454,6 +481,8 @@ class Group:
     @cached_property
     def typical(self) -> Floats:
         """Return for each subject the median over the passes, [subjects]; NaN without a value."""
+        if not np.isnan(self.values).any():
+            return np.asarray(np.median(self.values, axis=0))
         known = ~np.isnan(self.values).all(axis=0)
         found = np.full(self.values.shape[1], np.nan)
         found[known] = np.nanmedian(self.values[:, known], axis=0)

@@ -38,7 +38,7 @@ _USUAL_SHARE, _USUAL_FLOORS = 0.1, 5
 # Tests with such a floor share their device with whatever else the host does, as CPU workers do: a
 # busy hour makes all of them slow, memory by 6 times on two cores with loads of 6 to 15.
 _SHARED_FLOOR, _SHARED_RATIO = 0.1, 10.0
-_LEAST_PAST_CHECKS = 3
+LEAST_PAST_CHECKS = 3
 _ALMOST_ZERO = 1e-300
 # The metric of all references of health checks.
 _METRIC = "value"
@@ -113,9 +113,11 @@ class Elsewhere:
         if found is not None:
             low, high = found.observed
             return ValueRange(low=low, high=high, source="reference", provenance=found.provenance)
-        one = group.subjects[0]
-        key = (group.test.name, one.kind, one.model, str(group.link), len(one.uuids))
-        return self._past_range(key, "checks of model")
+        return self._past_range(_model_key(group), "checks of model")
+
+    def count_checks(self, group: Group) -> int:
+        """Return in how many earlier checks the group's model has a healthy value in this test."""
+        return len(self._past.get(_model_key(group), {}))
 
     def _past_range(
         self, key: object, source: Literal["own checks", "checks of model"]
@@ -125,10 +127,17 @@ class Elsewhere:
         Not their extremes, because an earlier check may have had a bad day.
         """
         by_run = self._past.get(key, {})
-        if len(by_run) < _LEAST_PAST_CHECKS:
+        if len(by_run) < LEAST_PAST_CHECKS:
             return None
         middle = median(chain(*by_run.values()))
         return ValueRange(low=middle, high=middle, source=source, checks=len(by_run))
+
+
+def _model_key(group: Group) -> object:
+    """Return the key of a test of this kind of subject and model in earlier checks."""
+    subject = group.subjects[0]
+    name = group.test.name
+    return name, subject.kind, subject.model, str(group.link), len(subject.uuids)
 
 
 def grades(

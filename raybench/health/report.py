@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raybench.analysis.references import MeasuredValue, Standing, count_within
 from raybench.health.cases import Case, cases_of
+from raybench.health.detection import detection_limit
 from raybench.health.environment_report import (
     ENVIRONMENT_TITLE,
     environment_listing,
@@ -25,6 +26,8 @@ from raybench.health.environment_report import (
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
 from raybench.health.suite import ENVIRONMENT, device_kinds, device_places, test_named
+from raybench.health.verdicts import EXPECTED_TEST
+from raybench.records.detection import DetectionLimit
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DevicePlace, Finding, Subject, Verdict, is_time
 from raybench.records.status import RunStatus
@@ -280,7 +283,7 @@ class HealthReport(Document):
         for case in (case for case in self.cases if case.subject.kind == "device"):
             name = case.subject.name
             is_bad = case.verdict is Verdict.BAD
-            text = f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
+            text = words.device_advice(name, is_bad=is_bad, action=case.action)
             times = [one.ratio for one in case.findings if one.ratio and one.stage == "alone"]
             if times and count > 1:
                 gains = estimated_gains([1.0] * (count - 1) + [1 / max(times)], 0.0)
@@ -294,7 +297,19 @@ class HealthReport(Document):
         yield Line(text=self.headline, tone=_TONES[self.exit_code])
         yield Line(text=self.machine)
         yield Line(text=f"{course(self.run)}; run {self.run.run_id}")
+        if limit := self.detection:
+            yield Line(text=words.detection(limit))
         yield from self._body()
+
+    @property
+    def detection(self) -> DetectionLimit | None:
+        """Return what such a check finds; None if it was interrupted or lacks the stage alone."""
+        is_compared = any(one.stage == "alone" and one.passes for one in self.findings)
+        if not is_compared or self.run.status is RunStatus.INTERRUPTED or not self.devices:
+            return None
+        models = Counter(device.name for device in self.devices)
+        kind = self.devices[0].kind
+        return detection_limit("full", kind, max(models.values()), bool(self.grades))
 
     def _basis(self) -> Iterator[str]:
         """Yield with what the devices are compared, and what that leaves open, in sentences."""
@@ -304,7 +319,10 @@ class HealthReport(Document):
         wide = count_within(standings).wide
         yield words.basis(has_peers=has_peers, references=len(standings), wide=wide)
         is_own = any(one.is_own for one in standings)
-        yield words.blind_spot(has_peers=has_peers, has_references=bool(standings), is_own=is_own)
+        # A note names each model without a comparison, and how to make one.
+        is_told = any(one.test == EXPECTED_TEST for one in self.findings)
+        has_references = bool(standings) or is_told
+        yield words.blind_spot(has_peers=has_peers, has_references=has_references, is_own=is_own)
 
     def _body(self) -> Iterator[Block]:
         """Yield basis, cases, environment, advice, notes, tables of tests, and grades."""

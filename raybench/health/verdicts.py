@@ -19,8 +19,10 @@ from statistics import median
 import numpy as np
 
 from raybench.analysis.references import SHIPPED, References, peak_of
+from raybench.health import causes
+from raybench.health.causes import Cause, Circumstances
 from raybench.health.readings import Group, Reading, devices_by_uuid, group_readings
-from raybench.health.references import Elsewhere, excess
+from raybench.health.references import LEAST_PAST_CHECKS, Elsewhere, excess
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
 from raybench.records.device import Device
 from raybench.records.devices import Action, Finding, Stage, Subject, SubjectKind, Verdict
@@ -30,6 +32,7 @@ from raybench.records.judgement import (
     CommandKind,
     Expected,
     PeerValue,
+    ProblemKind,
     Reason,
     ReasonKind,
 )
@@ -86,6 +89,8 @@ class Judgement:
     reason: Reason | None = None
     evidence: tuple[Reason, ...] = ()
     culprit: Subject | None = None
+    # Of a path between two nodes, which has no devices of its own: the uuids at both ends.
+    ends: tuple[str, ...] = ()
     action: Action | None = None
     commands: tuple[Command, ...] = ()
 
@@ -155,12 +160,22 @@ def judge(
                 subject=Subject(kind="cluster", uuids=(), name=f"all {model}", model=model),
                 passes=0,
                 verdict=Verdict.UNKNOWN,
-                reason=Reason(kind=ReasonKind.NO_FIGURES, model=model),
+                reason=Reason(
+                    kind=ReasonKind.NO_FIGURES,
+                    model=model,
+                    value=LEAST_PAST_CHECKS,
+                    limit=max(map(elsewhere.count_checks, own)),
+                ),
+                commands=(
+                    Command(kind=CommandKind.CHECK_AGAIN),
+                    Command(kind=CommandKind.EXPORT_REFERENCES),
+                ),
             )
             findings.append(unknown)
     findings += _other_programs(readings, devices)
     findings = _explain_waiting(_explain_pairs(findings, known), groups)
-    return tuple(_with_action(finding, known) for finding in findings)
+    beside = Circumstances(readings=readings, known=known)
+    return tuple(_with_action(finding, beside, references) for finding in findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,10 +418,17 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
     disturbed = [one for one in points.values() if one.other_programs]
     if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(points):
         return
-    programs = dict.fromkeys(text for one in disturbed for text in one.other_programs)
     kind = CommandKind.SHOW_ALL_CPU_LOAD
     if devices[0].kind == "cuda":
         kind = CommandKind.SHOW_ALL_GPU_PROCESSES
+    show = Command(kind=kind, hosts=_hosts(devices))
+    texts = dict.fromkeys(text for one in disturbed for text in one.other_programs)
+    beside = Circumstances(readings=disturbed, known=devices_by_uuid(devices))
+    programs = beside.programs_on(devices)
+    evidence = Reason(
+        kind=ReasonKind.PROGRAMS, names=tuple(texts)[:_MOST_PROGRAMS], programs=programs
+    )
+    cause = causes.of_programs(programs)
     yield Judgement(
         test=HealthTest(
             name=OTHER_PROGRAMS_TEST,
@@ -425,9 +447,9 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
         value=100 * len(disturbed) / len(points),
         verdict=Verdict.SUSPECT,
         reason=Reason(kind=ReasonKind.OTHER_PROGRAMS, value=len(disturbed), limit=len(points)),
-        evidence=(Reason(kind=ReasonKind.PROGRAMS, names=tuple(programs)[:_MOST_PROGRAMS]),),
-        action=Action.SETTING,
-        commands=(Command(kind=kind, hosts=_hosts(devices)),),
+        evidence=(evidence,),
+        action=Action.WAIT,
+        commands=cause.commands if cause else (show,),
     )
 
 
@@ -514,6 +536,7 @@ def _causes(
     }
     kind: SubjectKind = "device" if is_device else "node"
     found: list[tuple[list[Judgement], Subject, Reason, tuple[Reason, ...]]] = []
+    ends_of_path: dict[Subject, tuple[str, ...]] = {}
     culprits = _culprits(slow_edges, by_edge.keys() - slow_edges)
     for end, partners in culprits.items():
         slow = [one for one in pairs if end in _edge(one, ends) and _is_slow(one)]
@@ -529,6 +552,7 @@ def _causes(
             continue
         name = words.path_name(*sorted(names.get(node, node) for node in edge))
         subject = replace(slow[0].subject, uuids=(), name=name)
+        ends_of_path[subject] = slow[0].subject.uuids
         reason = Reason(kind=ReasonKind.SLOW_PATH, value=len(slow), limit=len(own))
         found.append((slow, subject, reason, ()))
     for slow, subject, reason, evidence in found:
@@ -539,6 +563,7 @@ def _causes(
             ratio=median(one.ratio or 0.0 for one in slow),
             reason=reason,
             evidence=evidence,
+            ends=ends_of_path.get(subject, ()),
         )
         yield slow, cause
 
@@ -624,23 +649,61 @@ def _explain_waiting(findings: Sequence[Judgement], groups: Sequence[Group]) -> 
     ]
 
 
-def _with_action(finding: Judgement, known: Mapping[str, Device]) -> Judgement:
-    """Return the judgement with an action and commands.
+def _with_action(finding: Judgement, beside: Circumstances, references: References) -> Judgement:
+    """Return the judgement with its cause, an action and commands.
 
-    Unchanged where it is healthy or unknown, has a culprit, or has commands already. known:
-    devices as of `devices_by_uuid`.
+    Unchanged where it is healthy or unknown, has a culprit, or has commands already.
     """
     if not finding.verdict.is_unhealthy or finding.culprit or finding.commands:
         return finding
-    devices = [known[uuid] for uuid in finding.subject.uuids if uuid in known]
-    action, commands = _advise(finding, devices, known.values())
-    return replace(finding, action=action, commands=tuple(commands))
+    known = beside.known
+    uuids = finding.subject.uuids or finding.ends
+    devices = [known[uuid] for uuid in uuids if uuid in known]
+    cause = _cause(finding, devices, beside, references)
+    evidence = (*finding.evidence, *cause.evidence) if cause else finding.evidence
+    if cause and cause.action:
+        action, commands = cause.action, cause.commands
+    else:
+        action, proposed = _advise(finding, devices)
+        commands = tuple(proposed)
+    return replace(finding, evidence=evidence, action=action, commands=commands)
 
 
-def _advise(finding: Judgement, devices: Sequence[Device], fleet: Iterable[Device]) -> _Advice:
-    """Return the action for a finding that is not healthy, and commands to type.
+def _cause(
+    finding: Judgement, devices: Sequence[Device], beside: Circumstances, references: References
+) -> Cause | None:
+    """Return what made the subject slow, or kept it from its test; None if that is unknown."""
+    kind, test = finding.subject.kind, finding.test
+    problems = {one.kind for one in finding.reason.problems} if finding.reason else set()
+    if ProblemKind.NO_ROOM in problems:
+        return causes.of_programs(beside.programs_on(devices))
+    if not _is_slow(finding) or test.name == WAIT_TEST or not devices:
+        return None
+    if kind == "device":
+        return causes.of_device(test, finding.subject.uuids[0], beside)
+    if kind == "pair":
+        return causes.of_link(test, finding.subject.uuids or finding.ends, beside)
+    if kind != "cluster":
+        return None
+    is_reference = any(getattr(one, "source", "") == "reference" for one in finding.expected)
+    drivers = references.drivers(finding.subject.model) if is_reference else ()
+    return causes.of_all(test, devices, _slowing_variables(test, devices), drivers, beside)
 
-    devices: of its subject, as far as they are known. fleet: all that were checked.
+
+def _slowing_variables(test: HealthTest, devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return the variables that are set on a device and slow such a test down."""
+    slowing = _SLOWING_KERNELS if test.stage != "host-links" else ()
+    slowing = (*(_SLOWING_NCCL if test.uses_nccl else ()), *slowing)
+    are_set = set()
+    for device in devices:
+        are_set |= {name for name, value in device.environment.items() if value not in ("", "0")}
+    return tuple(name for name in slowing if name in are_set)
+
+
+def _advise(finding: Judgement, devices: Sequence[Device]) -> _Advice:
+    """Return the action for a finding of which no cause is known, and commands to type.
+
+    devices: of its subject, as far as they are known.
     """
     kind, stage, test = finding.subject.kind, finding.stage, finding.test
     action = test.action or Action.WATCH
@@ -648,11 +711,7 @@ def _advise(finding: Judgement, devices: Sequence[Device], fleet: Iterable[Devic
     if stage == "facts" or is_watched or not devices:
         return action, _commands(action, devices)
     hosts = (devices[0].host,)
-    slowing = (*(_SLOWING_NCCL * test.uses_nccl), *(_SLOWING_KERNELS * (stage != "host-links")))
-    are_set = {
-        name for one in devices for name, value in one.environment.items() if value not in ("", "0")
-    }
-    names = tuple(name for name in slowing if name in are_set)
+    names = _slowing_variables(test, devices)
     if kind in ("node", "cluster") and names and _is_slow(finding):
         return Action.SETTING, [Command(kind=CommandKind.UNSET, names=names)]
     if kind == "cluster":
@@ -665,7 +724,7 @@ def _advise(finding: Judgement, devices: Sequence[Device], fleet: Iterable[Devic
             return action, [Command(kind=CommandKind.SHOW_NVLINKS, hosts=hosts)]
         return action, [Command(kind=CommandKind.SHOW_NETWORK, hosts=_hosts(devices))]
     if _is_slow(finding) or (finding.value is None and not finding.action):
-        return _about_slow(finding, devices[0], fleet)
+        return _about_slow(finding, devices[0])
     # Wrong results, of it or of another one; or some passes failed.
     if finding.action is Action.WATCH:
         return finding.action, [_BURN_IN]
@@ -673,11 +732,8 @@ def _advise(finding: Judgement, devices: Sequence[Device], fleet: Iterable[Devic
     return action, _commands(action, devices)
 
 
-def _about_slow(finding: Judgement, device: Device, fleet: Iterable[Device]) -> _Advice:
-    """Return action and commands for a slow device: other programs, a power limit, or itself.
-
-    fleet: all devices; a power limit that others of the model have too is not to blame.
-    """
+def _about_slow(finding: Judgement, device: Device) -> _Advice:
+    """Return action and commands for a slow device of which no cause is known."""
     hosts, is_bad = (device.host,), finding.verdict is Verdict.BAD
     if device.kind == "cpu":
         return Action.WATCH, [Command(kind=CommandKind.SHOW_CPU_LOAD, hosts=hosts)]
@@ -686,14 +742,7 @@ def _about_slow(finding: Judgement, device: Device, fleet: Iterable[Device]) -> 
         return Action.RESET if is_bad else Action.WATCH, [show]
     if device.other_processes:
         show = Command(kind=CommandKind.SHOW_GPU_PROCESSES, uuid=device.uuid, hosts=hosts)
-        return Action.SETTING, [show]
-    cap, default = device.power_cap_w, device.power_cap_default_w
-    alike = [one for one in fleet if one.name == device.name and one != device]
-    usual = max((one.power_cap_w or 0.0 for one in alike), default=default or 0.0)
-    may_be_power = _is_slow(finding) and finding.stage != "pairs"
-    if may_be_power and cap is not None and default is not None and cap < min(usual, default):
-        kind = CommandKind.SET_POWER_LIMIT
-        return Action.SETTING, [Command(kind=kind, uuid=device.uuid, hosts=hosts, value=default)]
+        return Action.WAIT, [show]
     if not is_bad:
         return Action.WATCH, [_BURN_IN]
     return Action.RESET, _commands(Action.RESET, [device])

@@ -199,6 +199,7 @@ def measure(
         # Unknown if the energy of one repeat is unknown.
         energy_j=sum(energies_j) if len(energies_j) == len(run.repetitions) else None,
         throttle_reasons=tuple(run.throttle_reasons),
+        temperature_c=run.counters.temperature_c() if run.throttle_reasons else None,
         timed_at_ns=tuple(run.timed_at_ns),
         doubts=tuple(run.doubts),
         **run.fields,

@@ -19,6 +19,7 @@ class Device:
     node_id: Annotated[str, Column("", "node")]
     host: Annotated[str, Column("", "host name")]
     address: Annotated[str, Column("", "IP address")]
+    interface: Annotated[str | None, Column("", "network interface of the address")] = None
     # Ray's label of the node; empty if the node has no label.
     rack: Annotated[str, Column("", "of the node, by its label; empty: none")] = ""
     # torch's index with CUDA_DEVICE_ORDER=PCI_BUS_ID; for a CPU worker its number on the node.

@@ -258,7 +258,12 @@ class Action(StrEnum):
 
     REPLACE = "replace"
     RESET = "reset"
+    # Faults outside of the device: its power supply, its cooling.
+    SUPPLY = "supply"
+    COOL = "cool"
     SETTING = "setting"
+    # For the end of another program.
+    WAIT = "wait"
     WATCH = "watch"
 
 
@@ -307,7 +312,9 @@ class Finding:
     evidence: Annotated[str, Column("", "with whom it was tried, and what held")] = ""
     # Name of the subject that makes this subject slow; empty if there is none, or if unknown.
     culprit: Annotated[str, Column("", "what it is slow because of; empty: itself")] = ""
-    action: Annotated[Action | None, Column("", "replace, reset, setting or watch")] = None
+    action: Annotated[
+        Action | None, Column("", "replace, reset, supply, cool, setting, wait or watch")
+    ] = None
     # One command a line.
     command: Annotated[str, Column("", "what to type; never run")] = ""
 

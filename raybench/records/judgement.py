@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from raybench.records.conditions import Condition, FactValue
 from raybench.records.devices import SubjectKind
+from raybench.records.other_program import OtherProgram
 from raybench.records.status import Status
 
 # Meaning of a problem for its subject:
@@ -115,7 +116,7 @@ class ReasonKind(StrEnum):
     ALL_SLOW = "all_slow"
     # model, placement, unit. value: of the datasheet; None if unknown.
     NOTHING_KNOWN = "nothing_known"
-    # model.
+    # model. value: earlier checks that are needed for a comparison. limit: those that exist.
     NO_FIGURES = "no_figures"
     # value: points that other programs disturbed. limit: all points.
     OTHER_PROGRAMS = "other_programs"
@@ -134,8 +135,26 @@ class ReasonKind(StrEnum):
     # value: slow subjects. limit: other subjects.
     ONE_OF_SLOW = "one_of_slow"
     NONE_STANDS_OUT = "none_stands_out"
-    # names: what the other programs did.
+    # programs; names: the same in the words of points, for programs that nothing else is known of.
     PROGRAMS = "programs"
+    # names: why NVML says that clocks were limited. value: first pass; 0: before any work.
+    THROTTLED = "throttled"
+    # value: degrees Celsius.
+    TEMPERATURE = "temperature"
+    # value: watts. limit: watts as delivered.
+    POWER_LIMIT = "power_limit"
+    # What carries the data. value: NVLinks.
+    ON_NVLINK = "on_nvlink"
+    # names: PCIe link, and level of the connection as the driver names it; may be empty.
+    ON_PCIE = "on_pcie"
+    # names: of each end, such as its network interface.
+    ON_NETWORK = "on_network"
+    # names: of variables that are set and slow such tests down.
+    VARIABLES = "variables"
+    # names: driver versions of the devices. others: of the references.
+    DRIVER = "driver"
+    # Nothing that the devices share explains it.
+    CANNOT_TELL = "cannot_tell"
     FAST_WITH_OTHERS = "fast_with_others"
     ONE_ILL_ALONE = "one_ill_alone"
     # names: of the partners.
@@ -161,6 +180,8 @@ class Reason:
     limit: float | None = None
     unit: str = ""
     names: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    programs: tuple[OtherProgram, ...] = ()
     problems: tuple[Problem, ...] = ()
     model: str = ""
     # Name of a `Placement` in references; empty for a device.
@@ -214,6 +235,15 @@ class CommandKind(StrEnum):
     SET_POWER_LIMIT = "set_power_limit"
     # host, value: process id.
     SHOW_PROCESS = "show_process"
+    # host, numbers: process ids.
+    SHOW_PROGRAMS = "show_programs"
+    # host, uuid.
+    SHOW_TEMPERATURE = "show_temperature"
+    SHOW_POWER = "show_power"
+    # host, value: watts, for all GPUs.
+    SET_POWER_LIMITS = "set_power_limits"
+    # names: network interfaces. host.
+    SHOW_INTERFACE = "show_interface"
     # host.
     DRAIN_SLURM = "drain_slurm"
     CORDON = "cordon"
@@ -227,6 +257,9 @@ class CommandKind(StrEnum):
     # names: of variables.
     UNSET = "unset"
     CHECK_ENVIRONMENT = "check_environment"
+    # They make a comparison.
+    CHECK_AGAIN = "check_again"
+    EXPORT_REFERENCES = "export_references"
     BURN_IN = "burn_in"
     # The commands below are about the environment. host.
     RESTART_RAY = "restart_ray"
@@ -264,3 +297,4 @@ class Command:
     uuid: str = ""
     value: float = 0
     names: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()

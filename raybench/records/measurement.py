@@ -231,6 +231,8 @@ class Measurement(RankMetrics):
     # Rate of large matrix products on this device in the precision of the point.
     gemm_tflops: float | None = None
     throttle_reasons: tuple[str, ...] = ()
+    # After the timed steps, in degrees Celsius; None unless the clocks were limited.
+    temperature_c: float | None = None
     timed_at_ns: tuple[SpanNs, ...] = ()
     # Sampled by another process during the timed blocks; empty if unknown.
     sm_clocks_mhz: tuple[int, ...] = ()

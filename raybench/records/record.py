@@ -12,6 +12,7 @@ from raybench.records.device import Device
 from raybench.records.doubts import Doubt
 from raybench.records.hang import HangVerdict
 from raybench.records.measurement import Measurement
+from raybench.records.other_program import OtherProgram
 from raybench.records.status import Status
 
 
@@ -38,6 +39,8 @@ class OtherUsers:
     loads: tuple[HostLoad, ...] = ()
     # Hosts whose agent did not answer, so that their users are unknown.
     silent_hosts: tuple[str, ...] = ()
+    # The processes among these users, as data.
+    programs: tuple[OtherProgram, ...] = ()
 
 
 class TrialKey(NamedTuple):
@@ -78,6 +81,8 @@ class Record:
     neighbours: tuple[str, ...] = ()
     # Users of other devices of the point's nodes, in words.
     node_neighbours: tuple[str, ...] = ()
+    # The processes among the users of the point's devices and cores, as data.
+    other_programs: tuple[OtherProgram, ...] = ()
     # The worst doubt of each kind and subject; empty unless status is ok.
     doubts: tuple[Doubt, ...] = ()
     # Estimated peak memory of a rank; None if unknown, or on a CPU.

@@ -356,6 +356,9 @@ def _as_times(values: Floats, is_time: bool) -> Floats:
 
 def _median(values: Floats, axis: int) -> Floats:
     """Return the median of the values that are not NaN; NaN if all are NaN."""
+    # nanmedian takes ten times as long on small arrays.
+    if not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=axis))
     # Do not warn where all values are NaN.
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return np.asarray(np.nanmedian(values, axis=axis))

@@ -83,6 +83,7 @@ def make_record(running: RunningAttempt) -> Record:
         outputs=outputs if any(outputs) else (),
         neighbours=(*running.neighbours, *running.others.on_devices, *busy_hosts),
         node_neighbours=running.others.on_nodes,
+        other_programs=running.others.programs,
         mem_estimate_bytes=estimate(attempt.point) if is_cuda else None,
     )
     failure = cause_of(answers)

@@ -1,14 +1,17 @@
 """`raybench health` on real Ray and gloo, with faults that are injected for real."""
 
+import getpass
 import json
 import os
 import signal
 import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
 
 from raybench import load
+from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from tests.integration.health_runs import BETWEEN, CHECK, ill
 from tests.integration.namespaces import needs_hosts, needs_tc, ray_hosts, slow_path
 from tests.integration.sweeps import table, wait_for_rows
@@ -64,6 +67,23 @@ def test_flipped_bit_is_reported_with_its_worker(tmp_path):
     drained = [(one["kind"], one["device"][-8:], one["test"]) for one in node["drain"]]
     assert node["state"] == "drain"
     assert drained == [("failed twice", "worker 1", "same bits fp32 256")]
+
+
+@pytest.mark.long
+def test_busy_neighbour_is_named_with_its_user(tmp_path):
+    hog = [sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(hog) as first, subprocess.Popen(hog) as second:
+        try:
+            with check_of(tmp_path, ["alone"], HEALTH_TESTS="gemm fp32 512") as check:
+                found = end_of(check)
+        finally:
+            first.kill()
+            second.kill()
+    [busy] = [one for one in found["findings"] if one["test"] == OTHER_PROGRAMS_TEST]
+    assert busy["action"] == "wait"
+    for process in (first, second):
+        assert f"(process {process.pid} of {getpass.getuser()}, since 20" in busy["evidence"]
+    assert f"{first.pid}" in busy["command"]
 
 
 def test_check_samples_are_stored_like_any_run(checked):
@@ -123,3 +143,6 @@ def test_slow_link_is_reported_as_a_pair(tmp_path):
     for name in named:
         assert all(host.name in name for host in others), named
         assert head.name not in name
+    evidence = {finding["evidence"] for one in named.values() for finding in one}
+    ends = " and ".join(f"net0 of {host.name}" for host in others)
+    assert any(ends in text for text in evidence), evidence

@@ -36,6 +36,7 @@ from raybench.cluster.device_reservation import (
     read_node_use,
 )
 from raybench.cluster.hang_watch import Request
+from raybench.cluster.other_programs import ProgramWatch
 from raybench.cluster.ray_cluster.ray_internals import logs_folder
 from raybench.cluster.ray_cluster.start import HeadMonitor, ray_nodes, why_not_listening
 from raybench.conversion import GIB, KIB, MIB
@@ -96,6 +97,7 @@ class NodeAgent:
         self._ended_until_s: dict[int, float] = {}
         # UUIDs of the devices on which points run.
         self._busy: set[str] = set()
+        self._programs = ProgramWatch()
         # The `FactReader`; None until it is needed.
         self._fact_reader: Any = None
         # Process id -> name of a log -> number of bytes that earlier calls have returned.
@@ -148,7 +150,7 @@ class NodeAgent:
         self._busy = self._busy | uuids if begins else self._busy - uuids
         now_s = time.monotonic()
         ended = [pid for pid, until_s in self._ended_until_s.items() if now_s < until_s]
-        return read_node_use(devices, self._locks, holder, ended, self._busy)
+        return read_node_use(devices, self._locks, holder, ended, self._busy, self._programs)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call."""
@@ -506,6 +508,7 @@ class NodeAgents:
                 on_nodes=tuple(chain(*(of_node.on_nodes for of_node in users))),
                 loads=tuple(chain(*(of_node.loads for of_node in users))),
                 silent_hosts=tuple(silent_hosts),
+                programs=tuple(chain(*(of_node.programs for of_node in users))),
             )
 
         return find_others

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raybench.analysis.references import NARROW
 from raybench.conversion import GIB
+from raybench.records.detection import DetectionLimit
 from raybench.records.device import DeviceKind
 from raybench.records.devices import Action, DevicePlace, Finding, Verdict
 from raybench.records.judgement import (
@@ -21,6 +22,7 @@ from raybench.records.judgement import (
     ReasonKind,
     ValueRange,
 )
+from raybench.records.other_program import OtherProgram
 from raybench.report.formatting import counted, number, share_words, some, span
 from raybench.report.words import environment
 
@@ -58,6 +60,31 @@ def blind_spot(*, has_peers: bool, has_references: bool, is_own: bool) -> str:
     if has_peers and not has_references:
         return "Caveat: without reference values, the check cannot see a common slowdown."
     return ""
+
+
+def detection(limit: DetectionLimit) -> str:
+    """Return which slow device a check finds, and how seldom it drains a healthy node."""
+    noun = "GPU" if limit.kind == "cuda" else "CPU worker"
+    if limit.slowdown is None:
+        return f"Cannot find a slow {noun}: a single {noun} is compared with nothing here."
+    one_of = _rounded_down(1 / limit.drain_share)
+    return (
+        f"Finds a {noun} that is {share_words(limit.slowdown)} slow in 99 % of checks; drains a "
+        f"healthy node in fewer than 1 of {one_of:,} (simulated)."
+    )
+
+
+def _rounded_down(count: float) -> int:
+    """Return the count with its first digit only."""
+    scale: int = 10 ** (len(str(int(count))) - 1)
+    return int(count) // scale * scale
+
+
+def device_advice(name: str, *, is_bad: bool, action: Action | None) -> str:
+    """Return what to do about a device first."""
+    if action is Action.WAIT:
+        return f"check {name} again without the other programs"
+    return f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
 
 
 # Begin of the name of a test -> meaning.
@@ -238,6 +265,66 @@ def _slow_with_partners(reason: Reason) -> str:
     return f"slow with {who}: the {reason.subject} is to blame"
 
 
+def program(program: OtherProgram) -> str:
+    """Return `alpha: python (process 42 of bob, since 2026-11-30 11:02 UTC), 1.0 cores busy`."""
+    name = program.name or "a program of another container"
+    details = [f"process {program.process_id}"]
+    if program.user:
+        details[0] += f" of {program.user}"
+    if program.since:
+        details.append(f"since {program.since:%Y-%m-%d %H:%M} UTC")
+    text = f"{program.host}: {name} ({', '.join(details)})"
+    if program.busy_cores is None:
+        return text
+    return f"{text} keeps {counted_cores(program.busy_cores)} busy"
+
+
+def counted_cores(cores: float) -> str:
+    """Return `1 core` or `1.5 cores`."""
+    return "1 core" if f"{cores:.1f}" == "1.0" else f"{cores:.1f} cores"
+
+
+_LIMITS = {
+    "power_cap": "the power limit",
+    "thermal_sw": "heat (software limit)",
+    "thermal_hw": "heat (hardware limit)",
+    "power_brake": "the power brake of the host",
+    "hw_slowdown": "a hardware slowdown",
+}
+
+
+_LEVELS = {
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "a host bridge",
+    "NODE": "the host bridges of a NUMA node",
+    "SYS": "the link between CPU sockets",
+}
+
+
+def _on_pcie(reason: Reason) -> str:
+    link, *levels = reason.names
+    level = "".join(levels)
+    across = f", across {_LEVELS.get(level, level)}" if level else ""
+    return f"PCIe {link} carries the data{across}"
+
+
+def _throttled(reason: Reason) -> str:
+    limits = " and ".join(_LIMITS.get(name, name) for name in reason.names)
+    since = f"since pass {reason.value:.0f}" if reason.value else "already before any work"
+    return f"clocks are limited by {limits}, {since}"
+
+
+def _no_figures(reason: Reason) -> str:
+    lacking = (reason.value or 0.0) - (reason.limit or 0.0)
+    checks = "one more check" if lacking == 1 else f"{lacking:.0f} more checks"
+    return (
+        f"nothing is known of {reason.model} elsewhere, so the check cannot see whether all are "
+        f"slow; make a comparison by {checks} with the same --output (`raybench health`), or by "
+        "reference values from a check that you trust (`raybench export RUN --format reference`)"
+    )
+
+
 _PATH = "the path between the two is to blame"
 _BLAME: Mapping[Blame, str] = {
     "path": _PATH,
@@ -257,9 +344,7 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
         f"all are slow alike: {_times(reason.value)} as long as they should take"
     ),
     ReasonKind.NOTHING_KNOWN: _nothing_known,
-    ReasonKind.NO_FIGURES: lambda reason: (
-        f"no figures of {reason.model} are known here: that all are slow would not be seen"
-    ),
+    ReasonKind.NO_FIGURES: _no_figures,
     ReasonKind.OTHER_PROGRAMS: lambda reason: (
         f"used by other programs in {reason.value:.0f} of {reason.limit:.0f} points"
     ),
@@ -280,7 +365,26 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
     ReasonKind.NONE_STANDS_OUT: lambda _: (
         "none stands out, so what they share is likelier than a fault of each"
     ),
-    ReasonKind.PROGRAMS: lambda reason: "; ".join(reason.names),
+    ReasonKind.PROGRAMS: lambda reason: "; ".join(
+        [program(one) for one in reason.programs] or reason.names
+    ),
+    ReasonKind.THROTTLED: _throttled,
+    ReasonKind.TEMPERATURE: lambda reason: f"the GPU is at {reason.value:.0f} °C",
+    ReasonKind.POWER_LIMIT: lambda reason: (
+        f"the power limit is {reason.value:.0f} W, and {reason.limit:.0f} W by default"
+    ),
+    ReasonKind.ON_NVLINK: lambda reason: f"NVLink x{reason.value:.0f} carries the data",
+    ReasonKind.ON_PCIE: _on_pcie,
+    ReasonKind.ON_NETWORK: lambda reason: f"the data goes through {' and '.join(reason.names)}",
+    ReasonKind.VARIABLES: lambda reason: (
+        f"{some(reason.names)} {'is' if len(reason.names) == 1 else 'are'} set"
+    ),
+    ReasonKind.DRIVER: lambda reason: (
+        f"the driver is {some(reason.names)}; the reference values are of {some(reason.others)}"
+    ),
+    ReasonKind.CANNOT_TELL: lambda _: (
+        "power limits, clocks, variables and driver do not explain it: the cause cannot be told"
+    ),
     ReasonKind.FAST_WITH_OTHERS: lambda _: "both are fast with other partners",
     ReasonKind.ONE_ILL_ALONE: lambda _: "one of the two is not healthy alone",
     ReasonKind.PARTNERS: lambda reason: f"slow with {some(reason.names)}",
@@ -331,6 +435,7 @@ def command_words(command: Command) -> str:
         uuid=command.uuid,
         value=command.value,
         names=" ".join(command.names),
+        numbers=",".join(map(str, command.numbers)),
         host="".join(hosts[:1]),
     )
     if command.kind not in _ON_HOSTS:
@@ -346,6 +451,11 @@ _COMMANDS: Mapping[CommandKind, str] = {
     CommandKind.SHOW_GPU_PROCESSES: "nvidia-smi -q -d PIDS -i {uuid}",
     CommandKind.SET_POWER_LIMIT: "nvidia-smi --power-limit={value:g} -i {uuid}",
     CommandKind.SHOW_PROCESS: "ps -o pid,stat,pcpu,wchan:20,comm -p {value:.0f}",
+    CommandKind.SHOW_PROGRAMS: "ps -o pid,user,lstart,pcpu,comm -p {numbers}",
+    CommandKind.SHOW_TEMPERATURE: "nvidia-smi -q -d TEMPERATURE,PERFORMANCE -i {uuid}",
+    CommandKind.SHOW_POWER: "nvidia-smi -q -d POWER,PERFORMANCE -i {uuid}",
+    CommandKind.SET_POWER_LIMITS: "nvidia-smi --power-limit={value:g}",
+    CommandKind.SHOW_INTERFACE: "ip -s link show {names}; tc qdisc show dev {names}",
     CommandKind.DRAIN_SLURM: "scontrol update nodename={host} state=drain reason='raybench health'",
     CommandKind.CORDON: "kubectl cordon {host}",
     CommandKind.SHOW_CPU_LOAD: _CPU_LOAD.format(""),
@@ -356,12 +466,15 @@ _COMMANDS: Mapping[CommandKind, str] = {
     CommandKind.SHOW_ALL_GPU_PROCESSES: "nvidia-smi -q -d PIDS",
     CommandKind.UNSET: "unset {names}",
     CommandKind.CHECK_ENVIRONMENT: "raybench health --only environment",
+    CommandKind.CHECK_AGAIN: "raybench health",
+    CommandKind.EXPORT_REFERENCES: "raybench export RUN --format reference",
     CommandKind.BURN_IN: "raybench health --only alone --burn-in 10m",
     **environment.COMMANDS,
 }
 _ON_HOSTS = _COMMANDS.keys() - {
     *(CommandKind.DRAIN_SLURM, CommandKind.CORDON),
     *(CommandKind.UNSET, CommandKind.CHECK_ENVIRONMENT, CommandKind.BURN_IN),
+    *(CommandKind.CHECK_AGAIN, CommandKind.EXPORT_REFERENCES),
     *environment.ANYWHERE,
 }
 _AFTER_HOST = {CommandKind.SHOW_HOST_LINK: ", GPU Link Info"}
@@ -370,7 +483,10 @@ _AFTER_HOST = {CommandKind.SHOW_HOST_LINK: ", GPU Link Info"}
 _ACTIONS: Mapping[Action, str] = {
     Action.REPLACE: "replace it: keep jobs off it until then",
     Action.RESET: "reset it; where that does not help, replace it",
+    Action.SUPPLY: "check its power supply and its cables",
+    Action.COOL: "cool it: check fans, air flow and the temperature of the room",
     Action.SETTING: "change a setting",
+    Action.WAIT: "wait until the other programs have ended, or end them, and check again",
     Action.WATCH: "look at it, and watch it",
 }
 
