@@ -19,6 +19,7 @@ full check, or fails in a quick one. alarms: something is suspect or bad.
 from __future__ import annotations
 
 import itertools
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,19 +28,27 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common import options, write_result
 from benchmarks.made_up import devices as made_up_devices
-from raybench.analysis.references import SHIPPED, Quantity
+from raybench.analysis.references import SHIPPED, Entry, Quantity
 from raybench.health.readings import Reading
+from raybench.health.references import limit_elsewhere
 from raybench.health.suite import SUITE, HealthTest, device_subjects
 from raybench.health.verdicts import Judgement, judge
 from raybench.records.detection import CheckMode, DetectionLimit
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import Subject
+from raybench.stats.outliers import LEAST_ALIKE, SLOW_SHARE, SLOW_SIGMAS
+
+Values = NDArray[np.float64]
 
 FOUND_SHARE = 0.99
 PASSES = 3
+# Share of a limit from which on a verdict is made.
+NEAR = 0.85
+BATCH = 1_000
 GRID = tuple(round(0.01 * step, 2) for step in range(1, 91))
 MODEL, UNKNOWN_MODEL = "NVIDIA H200", "a model without references"
 # Half of the width of a 99 % range of a reference / the standard deviation that it stands for.
@@ -108,15 +117,19 @@ class Cell:
                 uuids = tuple(subject.uuids[0] for subject in node)
                 yield Subject(kind="node", uuids=uuids, name=node[0].name, model=node[0].model)
 
-    def _typical(self, test: HealthTest) -> tuple[float, float]:
-        """Return the typical value of a test, and the deviation that all devices share."""
+    def entry(self, test: HealthTest) -> Entry | None:
+        """Return the reference of a test."""
         where = {"device": "device", "pair": "pair on a node"}.get(
             test.subjects, f"{min(8, self.count)} on a node"
         )
         fabric = "" if test.subjects == "device" else "NVLink x18"
         of = {"test": test.name, "where": where}
         quantity = Quantity(of=of, metric="value", unit=test.unit, fabric=fabric)
-        entry = SHIPPED.find(self.devices[0].name, quantity)
+        return SHIPPED.find(self.devices[0].name, quantity)
+
+    def _typical(self, test: HealthTest) -> tuple[float, float]:
+        """Return the typical value of a test, and the deviation that all devices share."""
+        entry = self.entry(test)
         if entry is None:
             return TYPICAL, 0.0
         deviation = entry.half_width / SIGMAS_OF_A_RANGE
@@ -127,51 +140,87 @@ class Cell:
         return test.stage == "alone" and test.workload in ("gemm", "same_bits", "memory")
 
 
-class Check:
-    """One simulated check; further passes keep what the devices are like."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Simulated checks: of each test the values [checks, passes, subjects]."""
 
-    def __init__(self, rng: np.random.Generator, cell: Cell, slowdown: float) -> None:
-        self._rng, self._cell = rng, cell
-        self._levels = []
-        for test, subjects, typical, shared in cell.cells:
-            own = test.floor / np.sqrt(2) * rng.standard_normal(len(subjects))
-            level = np.exp(shared * rng.standard_normal() + own)
-            if slowdown and cell.is_slowed(test):
-                level[0] *= 1 - slowdown
-            # Values that are times grow as the speed falls.
-            self._levels.append(typical / level if test.is_time else typical * level)
+    cell: Cell
+    values: Sequence[Values]
 
-    def readings(self, number: int, names: frozenset[str] | None = None) -> Iterator[Reading]:
-        """Yield the readings of a pass; names: of the tests, None for all."""
-        for (test, subjects, _, _), level in zip(self._cell.cells, self._levels, strict=True):
+    def readings(
+        self, check: int, passes: Iterable[int], names: frozenset[str] | None = None
+    ) -> Iterator[Reading]:
+        """Yield the readings of one check; names: of the tests, None for all."""
+        for (test, subjects, _, _), values in zip(self.cell.cells, self.values, strict=True):
             if names is not None and test.name not in names:
                 continue
-            noise = test.floor / np.sqrt(2) * self._rng.standard_normal(len(subjects))
-            values = (level * np.exp(noise)).tolist()
-            for subject, value in zip(subjects, values, strict=True):
-                yield Reading(test=test, subject=subject, pass_number=number, value=value)
+            for number, place in enumerate(passes, 1):
+                of_pass = values[check, place].tolist()
+                for subject, value in zip(subjects, of_pass, strict=True):
+                    yield Reading(test=test, subject=subject, pass_number=number, value=value)
+
+    @property
+    def may_alarm(self) -> NDArray[np.bool_]:
+        """Whether a value of a check is near a limit, by check; the others need no verdict.
+
+        A subject is slow only beyond the limit in each pass, or beyond that of its reference in
+        their median. `NEAR` of the limits is far enough: a test compares both ways.
+        """
+        found = np.zeros(len(self.values[0]), dtype=np.bool_)
+        for (test, subjects, _, _), values in zip(self.cell.cells, self.values, strict=True):
+            times = values if test.is_time else 1.0 / values
+            if len(subjects) >= LEAST_ALIKE:
+                limit = NEAR * max(SLOW_SHARE, SLOW_SIGMAS * test.floor)
+                beyond = times / np.median(times, axis=2, keepdims=True) - 1 > limit
+                # Both groups of a divided fleet have two subjects or more.
+                for of_pass in np.moveaxis(np.sort(times, axis=2), 1, 0):
+                    gaps = of_pass[:, 2:-1] / of_pass[:, 1:-2] - 1
+                    found |= (gaps > limit).any(axis=1)
+            else:
+                limit = NEAR * min(test.bad_ratio - 1, max(0.1, 7 * test.floor))
+                beyond = times / times.min(axis=2, keepdims=True) - 1 > limit
+            found |= beyond.all(axis=1).any(axis=1)
+            entry = self.cell.entry(test)
+            if entry is not None:
+                low, high = entry.observed
+                usual = high if test.is_time else 1.0 / low
+                limit = NEAR * (limit_elsewhere(test) - 1)
+                found |= (np.median(times, axis=1) > (1 + limit) * usual).any(axis=1)
+        return found
+
+
+def draw(rng: np.random.Generator, cell: Cell, slowdown: float, checks: int) -> Batch:
+    """Draw the values of checks; slowdown: of device 0, 0 for healthy devices."""
+    passes = PASSES if cell.mode == "full" else 2
+    batch = []
+    for test, subjects, typical, shared in cell.cells:
+        own = test.floor / np.sqrt(2) * rng.standard_normal((checks, 1, len(subjects)))
+        level = np.exp(own + shared * rng.standard_normal((checks, 1, 1)))
+        if slowdown and cell.is_slowed(test):
+            level[:, :, 0] *= 1 - slowdown
+        noise = test.floor / np.sqrt(2) * rng.standard_normal((checks, passes, len(subjects)))
+        speed = level * np.exp(noise)
+        batch.append(typical / speed if test.is_time else typical * speed)
+    return Batch(cell, batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a check said: whether it named device 0, anything, and whether it drains the node."""
 
-    is_found: bool
-    is_alarm: bool
-    is_drained: bool
+    is_found: bool = False
+    is_alarm: bool = False
+    is_drained: bool = False
 
 
-def outcome(rng: np.random.Generator, cell: Cell, slowdown: float) -> Outcome:
-    """Simulate and judge one check; slowdown: of device 0, 0 for a healthy fleet."""
-    check = Check(rng, cell, slowdown)
+def outcome(batch: Batch, check: int) -> Outcome:
+    """Judge one check."""
+    cell = batch.cell
     if cell.mode == "full":
-        readings: list[Reading] = []
-        for number in range(1, PASSES + 1):
-            readings += check.readings(number)
-        slow = unhealthy(judge(readings, cell.devices))
+        slow = unhealthy(judge(list(batch.readings(check, range(PASSES))), cell.devices))
         is_drained = any(one.verdict == "bad" and one.subject.kind != "pair" for one in slow)
     else:
-        slow = failed_twice(check, cell)
+        slow = failed_twice(batch, check)
         is_drained = any(one.subject.kind == "device" for one in slow)
     first = cell.devices[0].uuid if cell.kind == "cuda" else f"{cell.devices[0].host}/0"
     return Outcome(
@@ -181,13 +230,14 @@ def outcome(rng: np.random.Generator, cell: Cell, slowdown: float) -> Outcome:
     )
 
 
-def failed_twice(check: Check, cell: Cell) -> list[Judgement]:
+def failed_twice(batch: Batch, check: int) -> list[Judgement]:
     """Return the findings of a quick check that were made in both runs of a test."""
-    once = unhealthy(judge(list(check.readings(1)), cell.devices))
+    devices = batch.cell.devices
+    once = unhealthy(judge(list(batch.readings(check, (0,))), devices))
     if not once:
         return []
     doubtful = frozenset(one.test.name for one in once)
-    again = unhealthy(judge(list(check.readings(1, doubtful)), cell.devices))
+    again = unhealthy(judge(list(batch.readings(check, (1,), doubtful)), devices))
     named = {(one.test.name, one.subject) for one in once}
     return [one for one in again if (one.test.name, one.subject) in named]
 
@@ -196,10 +246,19 @@ def unhealthy(findings: Iterable[Judgement]) -> list[Judgement]:
     return [one for one in findings if one.verdict.is_suspect_or_bad]
 
 
-def found_share(cell: Cell, slowdown: float, checks: int) -> float:
-    """Return the share of checks that find a device with this slowdown."""
-    rng = seeded(cell, f"{slowdown}")
-    return sum(outcome(rng, cell, slowdown).is_found for _ in range(checks)) / checks
+def found_share(cell: Cell, slowdown: float, checks: int, least: float = 0.0) -> float:
+    """Return the share of checks that find a device with this slowdown.
+
+    Args:
+        least: stop as soon as the share of all checks cannot reach this share; then it is too low.
+    """
+    batch = draw(seeded(cell, f"{slowdown}"), cell, slowdown, checks)
+    missed = 0
+    for check in range(checks):
+        missed += not outcome(batch, check).is_found
+        if missed > (1 - least) * checks:
+            return 1 - missed / (check + 1)
+    return 1 - missed / checks
 
 
 def seeded(cell: Cell, purpose: str) -> np.random.Generator:
@@ -208,22 +267,31 @@ def seeded(cell: Cell, purpose: str) -> np.random.Generator:
 
 
 def row(checks: int, healthy: int, cell: Cell) -> DetectionLimit:
-    """Return the row of a cell: bisect the slowdown, then count alarms of healthy fleets."""
-    low, high, found = 0, len(GRID) - 1, found_share(cell, GRID[-1], checks)
-    has_limit = found >= FOUND_SHARE
-    while has_limit and low < high:
-        middle = (low + high) // 2
-        share = found_share(cell, GRID[middle], checks)
-        low, high, found = (
-            (low, middle, share) if share >= FOUND_SHARE else (middle + 1, high, found)
-        )
+    """Return the row of a cell: search the slowdown, then count alarms of healthy devices."""
+    # Few checks find about where the limit is; all checks find it among the steps from there.
+    few, place = checks // 5, 0
+    end = len(GRID) if found_share(cell, GRID[-1], few, FOUND_SHARE) >= FOUND_SHARE else 0
+    while place < end - 1:
+        middle = (place + end - 1) // 2
+        if found_share(cell, GRID[middle], few, FOUND_SHARE) >= FOUND_SHARE:
+            end = middle + 1
+        else:
+            place = middle + 1
+    slowdown, found = None, 0.0
+    for step in GRID[max(0, place - 2) :] if end else ():
+        found = found_share(cell, step, checks, FOUND_SHARE)
+        if found >= FOUND_SHARE:
+            slowdown = step
+            break
+    # Only a device that is 1.5 times as slow is bad in a full check, which also takes longer.
+    healthy = healthy // 20 if cell.mode == "full" else healthy
     alarms, drains = count_alarms(cell, healthy)
     return DetectionLimit(
         mode=cell.mode,
         kind=cell.kind,
         devices=cell.count,
         has_references=cell.has_references,
-        slowdown=GRID[high] if has_limit else None,
+        slowdown=slowdown,
         found_share=found,
         checks=checks,
         healthy_checks=healthy,
@@ -235,8 +303,13 @@ def row(checks: int, healthy: int, cell: Cell) -> DetectionLimit:
 def count_alarms(cell: Cell, checks: int) -> tuple[int, int]:
     """Return in how many checks of healthy devices something is named, and a node is drained."""
     rng = seeded(cell, "healthy")
-    outcomes = [outcome(rng, cell, 0.0) for _ in range(checks)]
-    return sum(one.is_alarm for one in outcomes), sum(one.is_drained for one in outcomes)
+    alarms = drains = 0
+    for start in range(0, checks, BATCH):
+        batch = draw(rng, cell, 0.0, min(BATCH, checks - start))
+        outcomes = [outcome(batch, int(check)) for check in np.flatnonzero(batch.may_alarm)]
+        alarms += sum(one.is_alarm for one in outcomes)
+        drains += sum(one.is_drained for one in outcomes)
+    return alarms, drains
 
 
 def cells() -> list[Cell]:
@@ -251,28 +324,25 @@ def cells() -> list[Cell]:
     ]
     found = []
     for mode, kind, references in modes:
-        for count in (1, 2, 4, 8, 16) if mode == "full" else (1, 2, 4, 8):
+        for count in (1, 2, 4, 8):
             found.append(Cell(mode, kind, count, references))
     # The longest first, so that no process works alone at the end.
     return sorted(found, key=lambda cell: cell.count, reverse=True)
 
 
-def measured_row(checks: int, healthy: int, cell: Cell) -> DetectionLimit:
-    """Return the row of a cell, with fewer healthy checks for a full check, which takes longer."""
-    return row(checks, healthy // (cell.count + 8) if cell.mode == "full" else healthy, cell)
-
-
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--checks", type=int, default=1_000, help="of each slowdown")
-    parser.add_argument("--healthy", type=int, default=32_000, help="checks of healthy devices")
+    parser.add_argument("--checks", type=int, default=400, help="of each slowdown")
+    parser.add_argument("--healthy", type=int, default=40_000, help="checks of healthy devices")
     parser.add_argument("--jobs", type=int, default=2)
     chosen = parser.parse_args()
     output: Path | None = chosen.output
     with ProcessPoolExecutor(chosen.jobs) as pool:
-        rows: Sequence[DetectionLimit] = list(
-            pool.map(partial(measured_row, chosen.checks, chosen.healthy), cells())
-        )
+        rows = []
+        for found in pool.map(partial(row, chosen.checks, chosen.healthy), cells()):
+            rows.append(found)
+            print(found, file=sys.stderr, flush=True)
+    rows.sort(key=lambda one: (one.mode, one.kind, one.has_references, one.devices))
     write_result({"rows": [asdict(one) for one in rows]}, output)
 
 

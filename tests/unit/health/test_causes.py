@@ -26,6 +26,8 @@ from raybench.records.other_program import OtherProgram
 STARTED = datetime(2026, 11, 30, 11, 2, tzinfo=UTC)
 # What a product of bf16 8192 does in 1.1 TFLOP, and how long a healthy H200 takes.
 FLOPS, STEP_NS = 1.0995e12, 1_600_000
+# In a step two H200s send each other so much.
+MESSAGE_BYTES = 576_000_000
 TRAINING = OtherProgram(
     host="alpha", process_id=42, name="train.py", user="bob", since=STARTED, device_uuid="GPU-1"
 )
@@ -169,7 +171,9 @@ def pair_readings(fleet: Fleet, name: str, **of_rank: Any) -> list[Reading]:
     for number in (1, 2, 3):
         for probe in probe_of(fleet, name, "pairs"):
             measurements = tuple(
-                replace(make_measurement(rank, [[STEP_NS] * 5]), message_bytes=10**8, **of_rank)
+                replace(
+                    make_measurement(rank, [[STEP_NS] * 5]), message_bytes=MESSAGE_BYTES, **of_rank
+                )
                 for rank in range(len(fleet.devices))
             )
             readings += read_record(record(probe, fleet, number, measurements), probe, fleet)

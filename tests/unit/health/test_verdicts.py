@@ -165,19 +165,18 @@ def test_a_device_is_held_against_those_alike(values, named, verdict, action, ex
 
 
 @pytest.mark.parametrize(
-    ("changes", "others_w", "command"),
+    ("changes", "others_w", "action", "command"),
     [
-        ({"other_processes": 1}, 700.0, CommandKind.SHOW_GPU_PROCESSES),
-        (LIMITED, 700.0, CommandKind.SET_POWER_LIMIT),
+        ({"other_processes": 1}, 700.0, Action.WAIT, CommandKind.SHOW_GPU_PROCESSES),
+        (LIMITED, 700.0, Action.SETTING, CommandKind.SET_POWER_LIMIT),
         # All are limited, and one is slow.
-        (LIMITED, 400.0, CommandKind.RESET_GPU),
+        (LIMITED, 400.0, Action.RESET, CommandKind.RESET_GPU),
     ],
 )
-def test_a_process_or_a_power_limit_of_one_device_alone_is_a_setting(changes, others_w, command):
+def test_process_or_power_limit_of_one_device(changes, others_w, action, command):
     fleet = [*devices(3, power_cap_w=others_w), make_device(3, **changes)]
     found = unhealthy(judge(make_readings([750.0] * 3 + [450.0]), fleet))["alpha GPU 3"]
-    is_reset = command is CommandKind.RESET_GPU
-    assert found.action is (Action.RESET if is_reset else Action.SETTING)
+    assert found.action is action
     [typed] = found.commands
     assert (typed.kind, typed.uuid, typed.hosts) == (command, "GPU-3", ("alpha",))
     assert typed.value == (700 if command is CommandKind.SET_POWER_LIMIT else 0)
