@@ -40,7 +40,7 @@ from raybench.health.verdicts import Judgement, judge
 from raybench.records.detection import CheckMode, DetectionLimit
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import Subject
-from raybench.stats.outliers import LEAST_ALIKE, SLOW_SHARE, SLOW_SIGMAS
+from raybench.stats.outliers import FEW_FLOORS, FEW_SHARE, LEAST_ALIKE, SLOW_SHARE, SLOW_SIGMAS
 
 Values = NDArray[np.float64]
 
@@ -177,7 +177,7 @@ class Batch:
                     gaps = of_pass[:, 2:-1] / of_pass[:, 1:-2] - 1
                     found |= (gaps > limit).any(axis=1)
             else:
-                limit = NEAR * min(test.bad_ratio - 1, max(0.1, 7 * test.floor))
+                limit = NEAR * min(test.bad_ratio - 1, max(FEW_SHARE, FEW_FLOORS * test.floor))
                 beyond = times / times.min(axis=2, keepdims=True) - 1 > limit
             found |= beyond.all(axis=1).any(axis=1)
             entry = self.cell.entry(test)
@@ -284,7 +284,7 @@ def row(checks: int, healthy: int, cell: Cell) -> DetectionLimit:
             slowdown = step
             break
     # Only a device that is 1.5 times as slow is bad in a full check, which also takes longer.
-    healthy = healthy // 20 if cell.mode == "full" else healthy
+    healthy = healthy // 100 if cell.mode == "full" else healthy
     alarms, drains = count_alarms(cell, healthy)
     return DetectionLimit(
         mode=cell.mode,
@@ -333,7 +333,7 @@ def cells() -> list[Cell]:
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--checks", type=int, default=400, help="of each slowdown")
-    parser.add_argument("--healthy", type=int, default=40_000, help="checks of healthy devices")
+    parser.add_argument("--healthy", type=int, default=200_000, help="checks of healthy devices")
     parser.add_argument("--jobs", type=int, default=2)
     chosen = parser.parse_args()
     output: Path | None = chosen.output

@@ -93,7 +93,9 @@ class Circumstances:
             uuid = device.uuid if device.kind == "cuda" else ""
             for program in self._programs.get((device.host, uuid), ()):
                 found.setdefault(program.key, program)
-        return tuple(found.values())[:MOST_PROGRAMS]
+        # Stable: programs on GPUs, of which no load is known, stay in order of their points.
+        busiest = sorted(found.values(), key=lambda one: one.busy_cores or 0.0, reverse=True)
+        return tuple(busiest[:MOST_PROGRAMS])
 
     def limits_of(self, uuid: str, test: HealthTest) -> frozenset[str]:
         """Return why the clocks of a device were limited in a test."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,8 +52,7 @@ def upper_bound(events: int, trials: int) -> float:
     if events >= trials:
         return 1.0
     if not events:
-        return 1.0 - (1.0 - _CONFIDENCE) ** (1.0 / trials)
+        return 1.0 - math.pow(1.0 - _CONFIDENCE, 1.0 / trials)
     from scipy.stats import beta
 
-    bound: float = beta.ppf(_CONFIDENCE, events + 1, trials - events)
-    return bound
+    return float(beta.ppf(_CONFIDENCE, events + 1, trials - events))

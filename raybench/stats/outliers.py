@@ -229,7 +229,7 @@ BAD_RATIO = 1.5
 FALSE_ALARMS = 0.005
 # Among fewer than `LEAST_ALIKE` peers, a slow subject exceeds the fastest by more than both 10 %
 # and seven times the noise floor of the test.
-_FEW_SHARE, _FEW_FLOORS = 0.1, 7
+FEW_SHARE, FEW_FLOORS = 0.1, 7
 # Each group of a divided fleet has at least 10 % of the subjects, and at least two.
 _MIN_GROUP_SHARE, _MIN_GROUP_SIZE = 0.1, 2
 # The noise floor weighs as much as an estimate with ten degrees of freedom, because the estimate
@@ -342,7 +342,7 @@ def compare_few(
     ratios_by_pass = times / times[:, [fastest]]
     smallest_ratios = np.where(np.isnan(ratios_by_pass), np.inf, ratios_by_pass).min(axis=0)
     is_noisy_test = bad_ratio > BAD_RATIO
-    usual_limit = 1 + max(_FEW_SHARE, _FEW_FLOORS * floor)
+    usual_limit = 1 + max(FEW_SHARE, FEW_FLOORS * floor)
     limit = bad_ratio if is_noisy_test else min(bad_ratio, usual_limit)
     is_slow = (ratios > limit) & (smallest_ratios > limit * (1 - floor))
     return ratios, is_slow
