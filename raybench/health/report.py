@@ -304,12 +304,14 @@ class HealthReport(Document):
     @property
     def detection(self) -> DetectionLimit | None:
         """Return what such a check finds; None if it was interrupted or lacks the stage alone."""
-        is_compared = any(one.stage == "alone" and one.passes for one in self.findings)
-        if not is_compared or self.run.status is RunStatus.INTERRUPTED or not self.devices:
+        alone = [one for one in self.findings if one.stage == "alone" and one.passes]
+        if not alone or self.run.status is RunStatus.INTERRUPTED or not self.devices:
             return None
-        models = Counter(device.name for device in self.devices)
-        kind = self.devices[0].kind
-        return detection_limit("full", kind, max(models.values()), bool(self.grades))
+        count = max(Counter(device.name for device in self.devices).values())
+        limit = detection_limit("full", self.devices[0].kind, count, bool(self.grades))
+        # A single device that has earlier checks was not simulated.
+        is_compared = any(one.expected for one in alone)
+        return None if limit and limit.slowdown is None and is_compared else limit
 
     def _basis(self) -> Iterator[str]:
         """Yield with what the devices are compared, and what that leaves open, in sentences."""

@@ -276,7 +276,6 @@ class CommandKind(StrEnum):
     # uuid, host.
     RESET_CLOCKS = "reset_clocks"
     SHOW_THROTTLING = "show_throttling"
-    SHOW_TEMPERATURE = "show_temperature"
     TURN_MIG_OFF = "turn_mig_off"
     TURN_ECC_ON = "turn_ecc_on"
     # names: packages, or the variable.

@@ -62,7 +62,7 @@ def hog(index):
     ) as process:
         try:
             assert process.stdout.readline() == "busy\n"
-            yield
+            yield process.pid
         finally:
             process.kill()
 
@@ -99,14 +99,16 @@ def test_disabled_peer_access_spoils_the_environment(tmp_path):
 
 
 def test_a_gpu_busy_with_another_program_is_named(tmp_path):
-    with hog(1):
+    with hog(1) as process_id:
         found = check(tmp_path, ["alone"], [GEMM, MEMORY])
     [busy] = [one for one in found["devices"] if one["index"] == 1]
     named = ill(found, "untested")
     assert list(named) == [f"{busy['host']} GPU 1"], named
     [worst, *_] = [one for one in named[f"{busy['host']} GPU 1"] if one["test"] == GEMM]
     assert worst["verdict"] == "bad"
-    assert worst["action"] == "setting"
+    assert worst["action"] == "wait"
+    assert f"(process {process_id} of " in worst["evidence"]
+    assert f"-p {process_id}" in worst["command"]
     assert 1 not in found["healthy"]
 
 

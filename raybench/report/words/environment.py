@@ -136,7 +136,6 @@ COMMANDS: Mapping[CommandKind, str] = {
     CommandKind.TURN_PERSISTENCE_ON: "nvidia-smi -pm 1",
     CommandKind.RESET_CLOCKS: "nvidia-smi -rgc -i {uuid}",
     CommandKind.SHOW_THROTTLING: "nvidia-smi -q -d PERFORMANCE -i {uuid}",
-    CommandKind.SHOW_TEMPERATURE: "nvidia-smi -q -d TEMPERATURE -i {uuid}",
     CommandKind.TURN_MIG_OFF: "nvidia-smi -mig 0 -i {uuid}",
     CommandKind.TURN_ECC_ON: "nvidia-smi -e 1 -i {uuid}",
     CommandKind.INSTALL: "pip install {names}",

@@ -485,3 +485,18 @@ def test_page_has_all_facts_of_the_environment():
     assert "note: alpha GPU 0, alpha GPU 1" in section
     without = format_page(report_of(healthy(2)), pd.DataFrame())
     assert "facts are fine" not in without
+
+
+def test_first_screen_says_what_the_check_finds():
+    lines = " ".join(format_health(report_of(healthy(4))).split())
+    assert "Finds a GPU that is " in lines
+    assert "(simulated)." in lines
+    interrupted = report_of(healthy(4), status=RunStatus.INTERRUPTED)
+    assert "(simulated)" not in format_health(interrupted)
+
+
+def test_busy_device_is_checked_again_not_repaired():
+    busy = report_of([*healthy(3), bad(3, action=Action.WAIT)])
+    assert [one.text.partition(";")[0] for one in busy.advice] == [
+        "check alpha GPU 3 again without the other programs"
+    ]
