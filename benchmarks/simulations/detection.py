@@ -5,7 +5,7 @@
 Made-up values of all compared tests of the suite go through the real `judge`. The floor of a test
 is the noise of healthy devices: a device keeps half of the variance in all passes, and each pass
 adds the other half. Where the model has references, all devices of a check share a further
-deviation, as wide as the reference says that hosts and days differ. The model is NVIDIA H200 with
+deviation, as wide as the starts in the reference scatter over hosts and days. The model is NVIDIA H200 with
 its shipped references, or one without references.
 
 A slow device lacks the same share of its speed in each product and in its memory, and in no other
@@ -51,8 +51,6 @@ NEAR = 0.85
 BATCH = 1_000
 GRID = tuple(round(0.01 * step, 2) for step in range(1, 91))
 MODEL, UNKNOWN_MODEL = "NVIDIA H200", "a model without references"
-# Half of the width of a 99 % range of a reference / the standard deviation that it stands for.
-SIGMAS_OF_A_RANGE = 2.576
 # What `raybench health --quick` runs on one node.
 QUICK_TESTS = {
     "cuda": (
@@ -132,7 +130,11 @@ class Cell:
         entry = self.entry(test)
         if entry is None:
             return TYPICAL, 0.0
-        deviation = entry.half_width / SIGMAS_OF_A_RANGE
+        starts: list[float] = []
+        for starts_by_devices in entry.measured.values():
+            for values in starts_by_devices.values():
+                starts += values
+        deviation = float(np.std(np.log(starts), ddof=1))
         return entry.value, float(np.sqrt(max(0.0, deviation**2 - test.floor**2)))
 
     def is_slowed(self, test: HealthTest) -> bool:

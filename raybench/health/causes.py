@@ -227,8 +227,13 @@ def of_link(test: HealthTest, uuids: tuple[str, ...], beside: Circumstances) -> 
     if len(routes) == 2 and len(devices) == 2:
         ends = [f"{route} of {device.host}" for route, device in zip(routes, devices, strict=True)]
         return Cause(evidence=(Reason(kind=ReasonKind.ON_NETWORK, names=tuple(ends)),))
+    return of_network(devices)
+
+
+def of_network(devices: Sequence[Device]) -> Cause:
+    """Return the network interfaces of the hosts of these devices."""
     interfaces = {device.host: device.interface for device in devices if device.interface}
-    if len(interfaces) < len(hosts):
+    if not interfaces or len(interfaces) < len({device.host for device in devices}):
         return Cause(evidence=())
     ends = [f"{interface} of {host}" for host, interface in interfaces.items()]
     kind = CommandKind.SHOW_INTERFACE

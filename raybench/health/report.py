@@ -398,9 +398,10 @@ class HealthReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object, as `format_object` takes them.
 
-        run, machine, verdict, lamp, headline, exit_code, cases (subject, verdict, what, evidence,
-        victims, action, action_words, commands, tests), advice (about, text, rows), notes (models
-        without known figures), findings (table `health`), grades (name -> text and standings).
+        run, machine, verdict, lamp, headline, exit_code, detection (`DetectionLimit`), cases
+        (subject, verdict, what, evidence, victims, action, action_words, commands, tests), advice
+        (about, text, rows), notes (models without known figures), findings (table `health`),
+        grades (name -> text and standings).
         """
         return {
             "run": asdict(self.run),
@@ -409,6 +410,7 @@ class HealthReport(Document):
             "lamp": self.lamp,
             "headline": self.headline,
             "exit_code": self.exit_code,
+            "detection": asdict(self.detection) if self.detection else None,
             "cases": [
                 {
                     "subject": asdict(case.subject),

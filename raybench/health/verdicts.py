@@ -683,6 +683,8 @@ def _cause(
         return causes.of_device(test, finding.subject.uuids[0], beside)
     if kind == "pair":
         return causes.of_link(test, finding.subject.uuids or finding.ends, beside)
+    if kind == "node" and finding.reason and finding.reason.kind is ReasonKind.SLOW_WITH_PARTNERS:
+        return causes.of_network(devices)
     if kind != "cluster":
         return None
     is_reference = any(getattr(one, "source", "") == "reference" for one in finding.expected)

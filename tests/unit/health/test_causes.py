@@ -238,6 +238,20 @@ def test_slow_link_between_nodes_names_interfaces(routes, text):
         ]
 
 
+def test_slow_node_names_its_interface():
+    devices = tuple(
+        make_device(rank, node_id=f"n{rank}", host=f"node{rank}", index=0, interface=f"eth{rank}")
+        for rank in range(4)
+    )
+    readings = []
+    for one in pair_readings(Fleet(devices=devices), "send 256 MiB"):
+        is_slow = "GPU-1" in one.subject.uuids
+        readings.append(replace(one, value=(one.value or 0.0) * (0.4 if is_slow else 1.0)))
+    slow = case_of(judge(readings, devices), "node1")
+    assert "the data goes through eth1 of node1" in slow.finding.evidence
+    assert slow.finding.command == "ip -s link show eth1; tc qdisc show dev eth1  # on node1"
+
+
 ALL_SLOW = dict.fromkeys(range(4), 1.8)
 
 
