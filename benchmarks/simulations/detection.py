@@ -5,8 +5,8 @@
 Made-up values of all compared tests of the suite go through the real `judge`. The floor of a test
 is the noise of healthy devices: a device keeps half of the variance in all passes, and each pass
 adds the other half. Where the model has references, all devices of a check share a further
-deviation, as wide as the starts in the reference scatter over hosts and days. The model is NVIDIA H200 with
-its shipped references, or one without references.
+deviation, as wide as the starts in the reference scatter over hosts and days. The model is NVIDIA
+H200 with its shipped references, or one without references.
 
 A slow device lacks the same share of its speed in each product and in its memory, and in no other
 test. It is found if a finding about it is suspect or bad.
@@ -134,7 +134,7 @@ class Cell:
         for starts_by_devices in entry.measured.values():
             for values in starts_by_devices.values():
                 starts += values
-        deviation = float(np.std(np.log(starts), ddof=1))
+        deviation = float(np.std(np.log(starts), ddof=1)) if len(starts) > 1 else 0.0
         return entry.value, float(np.sqrt(max(0.0, deviation**2 - test.floor**2)))
 
     def is_slowed(self, test: HealthTest) -> bool:
