@@ -26,7 +26,7 @@ from raybench.health.environment_report import (
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
 from raybench.health.suite import ENVIRONMENT, device_kinds, device_places, test_named
-from raybench.health.verdicts import EXPECTED_TEST
+from raybench.health.verdicts import EXPECTED_TEST, OTHER_PROGRAMS_TEST
 from raybench.records.detection import DetectionLimit
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DevicePlace, Finding, Subject, Verdict, is_time
@@ -303,7 +303,12 @@ class HealthReport(Document):
 
     @property
     def detection(self) -> DetectionLimit | None:
-        """Return what such a check finds; None if it was interrupted or lacks the stage alone."""
+        """Return what such a check finds; None after an interrupt, and without the stage alone.
+
+        Also None for a check beside other programs, whose noise was not simulated.
+        """
+        if any(one.test == OTHER_PROGRAMS_TEST for one in self.findings):
+            return None
         alone = [one for one in self.findings if one.stage == "alone" and one.passes]
         if not alone or self.run.status is RunStatus.INTERRUPTED or not self.devices:
             return None
