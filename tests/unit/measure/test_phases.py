@@ -282,6 +282,9 @@ class Limited:
             time_s=time_s, energy_j=100 * time_s, limited_s=self._limited_s(time_s)
         )
 
+    def temperature_c(self) -> float:
+        return 88.0
+
 
 def by_power(time_s: float) -> dict[str, float]:
     """From the third second on."""
@@ -296,7 +299,7 @@ def test_throttled_steps_are_marked_and_timed_energy_counted(clock, monkeypatch)
     (repetition,) = done.repetitions
     assert repetition.timed.throttled == (False,) + (True,) * 7
     assert repetition.warmup.throttled == ()
-    assert done.throttle_reasons == ("power",)
+    assert (done.throttle_reasons, done.temperature_c) == (("power",), 88.0)
     assert done.energy_j == pytest.approx(800.0)
     assert done.sm_clocks_mhz == ()  # another process reads them
     monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, lambda time_s: {}))
