@@ -223,8 +223,8 @@ def of_link(test: HealthTest, uuids: tuple[str, ...], beside: Circumstances) -> 
             reason = Reason(kind=ReasonKind.ON_PCIE, names=(link.pcie, link.level))
             return Cause(evidence=(reason,))
         return Cause(evidence=())
-    routes = [route for route in beside.routes_of(uuids, test) if route.startswith("NET/")]
-    if len(routes) == 2 and len(devices) == 2:
+    routes = beside.routes_of(uuids, test)
+    if all(routes) and len(routes) == 2 and len(devices) == 2:
         ends = [f"{route} of {device.host}" for route, device in zip(routes, devices, strict=True)]
         return Cause(evidence=(Reason(kind=ReasonKind.ON_NETWORK, names=tuple(ends)),))
     return of_network(devices)

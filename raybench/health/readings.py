@@ -123,7 +123,7 @@ class Reading:
     of work is not known.
     other_programs: who else used the devices meanwhile, in words. programs: the processes among
     them, as data. throttle_reasons: why NVML says that the clocks of a single device were limited.
-    temperature_c: of that device. routes: what carried the data from each end of a pair, as NCCL
+    temperature_c: of that device. routes: the network transport at each end of a pair, as NCCL
     names it; empty where it does not tell.
     point_id: of the rows of `points` and `samples`; None where it is of no point, as a fact.
     """
@@ -201,7 +201,10 @@ def _with_conditions(reading: Reading, measured: Sequence[Measurement]) -> Readi
             reading, throttle_reasons=one.throttle_reasons, temperature_c=one.temperature_c
         )
     if reading.subject.kind == "pair":
-        routes = (next(iter(one.transports), "") for one in measured)
+        routes = []
+        for one in measured:
+            by_network = (route for route in one.transports if route.startswith("NET/"))
+            routes.append(next(by_network, ""))
         return replace(reading, routes=tuple(routes))
     return reading
 

@@ -54,6 +54,7 @@ ALLOWED = {
     ("analysis/references.py", "quote"): "YAML",
     ("analysis/references.py", "largest_of_tests"): "name of a test in a reference file",
     ("analysis/rounds.py", "_combine"): "name of a column",
+    ("health/readings.py", "_with_conditions"): "NCCL's transport",
     ("analysis/rows.py", "_SIZE_WITH_UNIT"): "value of a setting",
     ("health/collection.py", "_short"): "domain of a host",
     ("health/node_files.py", "_HOST"): "name of a host",
