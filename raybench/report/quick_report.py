@@ -35,9 +35,12 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
     yield Line(text=words.headline(report, suspects), tone=_TONES[report.state])
     yield Line(text=words.took(report))
     said: set[str] = set()
-    for reason in report.untested:
-        said.add(reason.detail)
-        yield Line(text=words.untested(reason))
+    for kind in dict.fromkeys(reason.kind for reason in report.untested):
+        for reason in report.untested:
+            if reason.kind is kind:
+                said.add(reason.detail)
+                yield Line(text=f"Why: {words.untested(reason)}")
+        yield Line(text=words.untested_advice(kind))
     for one in wrong:
         text = health_words.reason_with_value(one)
         if one.reason not in said and one.verdict is not Verdict.UNTESTED:

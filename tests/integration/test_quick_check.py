@@ -150,6 +150,7 @@ def test_missing_torch_is_a_broken_installation():
     assert "torch" in report["untested"][0]["detail"]
 
 
+@pytest.mark.alone
 def test_progress_appears_within_two_seconds():
     began_s = time.monotonic()
     with running() as check:
@@ -162,7 +163,8 @@ def test_interrupted_check_leaves_no_process():
         workers = workers_of(check)
         check.send_signal(signal.SIGINT)
         check.communicate(timeout=10)
-    assert check.returncode == 130
+    # Python ends itself by the signal if it came in the middle of some imports.
+    assert check.returncode in (130, -signal.SIGINT)
     _, alive = psutil.wait_procs(workers, timeout=5)
     assert not alive
 

@@ -311,8 +311,9 @@ def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[Unte
     is_cpu = evidence.kind == "cpu"
     if load is not None and is_cpu and load.cores > _CROWDED_SHARE * load.processors:
         yield UntestedReason(kind=UntestedKind.BUSY, detail=words.load(load))
+    yield from _slow_beside_programs(settled)
     for one in settled:
-        if one.verdict is Verdict.UNTESTED and one.test.workload:
+        if one.verdict is Verdict.UNTESTED and one.test.workload and one.ratio is None:
             yield from _untested_test(one)
     if evidence.skipped:
         yield UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail=words.skipped(evidence.skipped))
@@ -321,11 +322,25 @@ def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[Unte
         yield UntestedReason(kind=UntestedKind.NO_COMPARISON, detail=words.no_comparison())
 
 
+def _slow_beside_programs(settled: Iterable[Judgement]) -> Iterator[UntestedReason]:
+    """Yield one reason for each subject that was slow beside other programs."""
+    slow: dict[str, list[Judgement]] = {}
+    for one in settled:
+        if one.verdict is Verdict.UNTESTED and one.ratio is not None:
+            slow.setdefault(one.subject.name, []).append(one)
+    for name, judgements in slow.items():
+        tests = tuple(dict.fromkeys(one.test.name for one in judgements))
+        # The last evidence is the one that `_excuse` has added.
+        programs = judgements[0].evidence[-1].names
+        detail = words.slow_beside(name, tests, programs)
+        yield UntestedReason(kind=UntestedKind.BUSY, detail=detail)
+
+
 def _untested_test(judgement: Judgement) -> Iterator[UntestedReason]:
     """Yield why one test of a subject says nothing."""
     problems = judgement.reason.problems if judgement.reason else ()
     text = words.untested_test(judgement.finding)
-    if judgement.ratio is not None or any(map(_is_lack_of_memory, problems)):
+    if any(map(_is_lack_of_memory, problems)):
         yield UntestedReason(kind=UntestedKind.BUSY, detail=text)
     elif problems:
         yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=text)

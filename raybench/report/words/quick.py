@@ -14,7 +14,7 @@ from raybench.records.node_report import (
     UntestedReason,
 )
 from raybench.records.node_use import CpuLoad, DeviceUse, Program, TroubleKind
-from raybench.report.formatting import counted, sentence, some
+from raybench.report.formatting import counted, some
 
 
 def program(program: Program) -> str:
@@ -98,10 +98,14 @@ def no_comparison() -> str:
     return "nothing is known of what this model reaches, and no other device is alike"
 
 
+def slow_beside(subject: str, tests: Sequence[str], programs: Sequence[str]) -> str:
+    """Return which tests were slow beside which programs."""
+    return f"{subject} was slow in {some(tests, 2)} beside {some(programs, 2)}"
+
+
 def untested_test(finding: Finding) -> str:
     """Return why one test of a subject says nothing."""
-    reason = finding.evidence if finding.ratio is not None else finding.reason
-    return f"{finding.test} of {finding.subject.name}: {reason}"
+    return f"{finding.test} of {finding.subject.name}: {finding.reason}"
 
 
 def no_nvml() -> str:
@@ -162,9 +166,13 @@ def short_name(device: str, host: str) -> str:
 
 
 def untested(reason: UntestedReason) -> str:
-    """Return why a node was not tested, with what to do."""
-    detail = reason.detail or _why_untested(reason)
-    return f"{sentence(detail)} Do: {_ADVICE.get(reason.kind, 'check again')}."
+    """Return why a node was not tested."""
+    return f"{reason.detail or _why_untested(reason)}."
+
+
+def untested_advice(kind: UntestedKind) -> str:
+    """Return what to do about a node that was not tested."""
+    return f"Do: {_ADVICE.get(kind, 'check again')}."
 
 
 def _why_untested(reason: UntestedReason) -> str:
