@@ -13,7 +13,8 @@ test. It is found if a finding about it is suspect or bad.
 
 full: all stages in three passes. quick: the tests in `QUICK_TESTS` in one pass; a test with a slow
 device runs a second time, and a device fails if it is slow in both. drains: a device is bad in a
-full check, or fails in a quick one. alarms: something is suspect or bad.
+full check, or fails in a quick one, and is clearly slow (`is_clearly_slow`). alarms: something is
+suspect or bad.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from numpy.typing import NDArray
 from benchmarks.common import options, write_result
 from benchmarks.made_up import devices as made_up_devices
 from raybench.analysis.references import SHIPPED, Entry, Quantity
+from raybench.health.nodes import is_clearly_slow
+from raybench.health.quick.selection import QUICK_TESTS
 from raybench.health.readings import Reading
 from raybench.health.references import limit_elsewhere
 from raybench.health.suite import SUITE, HealthTest, device_subjects
@@ -62,15 +65,6 @@ NEAR = 0.85
 BATCH = 1_000
 GRID = tuple(round(0.01 * step, 2) for step in range(1, 91))
 MODEL, UNKNOWN_MODEL = "NVIDIA H200", "a model without references"
-# What `raybench health --quick` runs on one node.
-QUICK_TESTS = {
-    "cuda": (
-        *("same bits fp32 2048", "same bits bf16 2048", "memory 1000 MB"),
-        *(f"gemm {precision} 8192" for precision in ("fp32", "tf32", "fp16", "bf16")),
-        *("h2d alone", "d2h alone", "all_reduce 1 GiB"),
-    ),
-    "cpu": ("gemm fp32 512", "memory 16 MB", "same bits fp32 256", "all_reduce 1 MiB"),
-}
 # Typical values, for tests without a reference; only ratios count.
 TYPICAL = 100.0
 
@@ -238,10 +232,11 @@ def outcome(batch: Batch, check: int) -> Outcome:
     cell = batch.cell
     if cell.mode == "full":
         slow = unhealthy(judge(list(batch.readings(check, range(PASSES))), cell.devices))
-        is_drained = any(one.verdict == "bad" and one.subject.kind != "pair" for one in slow)
+        bad = [one for one in slow if one.verdict == "bad" and one.subject.kind != "pair"]
+        is_drained = any(map(is_clearly_slow, bad))
     else:
         slow = failed_twice(batch, check)
-        is_drained = any(one.subject.kind == "device" for one in slow)
+        is_drained = any(one.subject.kind == "device" and is_clearly_slow(one) for one in slow)
     first = cell.devices[0].uuid if cell.kind == "cuda" else f"{cell.devices[0].host}/0"
     return Outcome(
         is_found=any(one.subject.uuids == (first,) for one in slow),

@@ -24,9 +24,13 @@ from raybench.records.node_report import (
     UntestedReason,
 )
 from raybench.records.status import Status
+from raybench.stats.outliers import FEW_FLOORS, FEW_SHARE
 from raybench.version import __version__
 
 _LEAST_FAILED_PASSES = 2
+# A device drains its node only if it is slower than healthy devices by these, whichever is more: a
+# quarter above the limits for few devices. benchmarks/simulations/detection.py counts what is left.
+_DRAIN_SHARE, _DRAIN_FLOORS = 1.25 * FEW_SHARE, 1.25 * FEW_FLOORS
 # Errors of the device that the driver counts or reports. Earlier Xids are not among them: they stay
 # in the kernel's log after a repair. Fewer PCIe lanes are a state and no error.
 _DRIVER_ERRORS = frozenset(
@@ -141,9 +145,9 @@ def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterato
         elif test.stage == "environment" or judgement.failed_passes < _LEAST_FAILED_PASSES:
             continue
         elif _is_slow(judgement):
-            is_fault = not is_busy
+            is_fault = not is_busy and is_clearly_slow(judgement)
             if subject.kind == "node":
-                is_fault = not is_busy and _reason_kind(judgement) in _SLOW_NODE
+                is_fault &= _reason_kind(judgement) in _SLOW_NODE
             kind = DrainKind.FAILED_TWICE if is_fault else None
         elif subject.kind == "device":
             does_work = any(name == test.name and one != subject.name for name, one in passed)
@@ -151,6 +155,12 @@ def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterato
                 kind = DrainKind.FAILED_TWICE
         if kind:
             yield DrainReason(kind=kind, device=subject.name, test=test.name)
+
+
+def is_clearly_slow(judgement: Judgement) -> bool:
+    """Return whether a subject is so slow that chance hardly explains it."""
+    least = max(_DRAIN_SHARE, _DRAIN_FLOORS * judgement.test.floor)
+    return judgement.ratio is not None and judgement.ratio > 1 + least
 
 
 def _reason_kind(judgement: Judgement) -> ReasonKind | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from raybench.health.nodes import is_clearly_slow
 from raybench.health.quick.children import Death, Silence
 from raybench.health.quick.messages import NotStarted
 from raybench.health.readings import HARDWARE_XIDS, PCIE_LANES
@@ -259,6 +260,8 @@ def _failures(
         is_slow = one.ratio is not None
         # What slows a whole node, or what a setting explains, is no fault of a device.
         if is_slow and (one.subject.kind != "device" or one.action is Action.SETTING):
+            continue
+        if is_slow and not is_clearly_slow(one):
             continue
         yield DrainReason(kind=DrainKind.FAILED_TWICE, device=one.subject.name, test=one.test.name)
     failed: set[tuple[str, str]] = set()

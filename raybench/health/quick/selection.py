@@ -14,7 +14,7 @@ from raybench.records.devices import Stage
 # Names of tests, in the order in which they run. The first tests wake up the clocks of a GPU.
 # The small products of `same bits` need all multiprocessors at once, so they also find missing
 # ones; the large products need power and cooling.
-_NAMES: Mapping[DeviceKind, Sequence[str]] = {
+QUICK_TESTS: Mapping[DeviceKind, Sequence[str]] = {
     "cuda": (
         "same bits fp32 2048",
         "same bits bf16 2048",
@@ -58,7 +58,7 @@ def select_tests(devices: Sequence[Device]) -> tuple[QuickTest, ...]:
     alone = {probe.test.name: probe for probe in probes(first, _STAGES)}
     together = {probe.test.name: probe for probe in probes(every, _STAGES)}
     tests = []
-    for name in _NAMES[devices[0].kind]:
+    for name in QUICK_TESTS[devices[0].kind]:
         probe = alone.get(name) or together.get(name)
         if probe is not None:
             tests.append(QuickTest(test=probe.test, point=probe.point))

@@ -31,9 +31,9 @@ def healthy(test=GEMM, gpu=1):
     return Judgement(test=test, subject=GPUS[gpu], passes=1, value=700.0, verdict=Verdict.HEALTHY)
 
 
-def slow(test=GEMM, gpu=1, verdict=Verdict.SUSPECT):
-    reason = Reason(kind=ReasonKind.SLOWER_THAN_PEERS, value=1.2)
-    return replace(healthy(test, gpu), verdict=verdict, ratio=1.2, reason=reason)
+def slow(test=GEMM, gpu=1, verdict=Verdict.SUSPECT, ratio=1.3):
+    reason = Reason(kind=ReasonKind.SLOWER_THAN_PEERS, value=ratio)
+    return replace(healthy(test, gpu), verdict=verdict, ratio=ratio, reason=reason)
 
 
 def wrong(kind=ProblemKind.CHANGED_BITS, test=BITS, gpu=1, **problem):
@@ -83,6 +83,11 @@ def test_a_device_slow_twice_drains():
         NAMES[1],
         GEMM.name,
     )
+
+
+def test_a_little_slow_twice_is_suspect():
+    decision = decided([slow(ratio=1.2)], [slow(ratio=1.2)])
+    assert (decision.state, decision.drain) == (NodeState.SUSPECT, ())
 
 
 def test_a_device_slow_once_is_healthy():
