@@ -219,6 +219,9 @@ def test_only_nodes_with_agent_report_device_facts(agents):
     assert [one.device for one in before] == [*devices(), stranger]
     assert [one.unread for one in before] == [""] * 4 + ["the agent of its node does not answer"]
     assert {len(one.nvlinks or ()) for one in before[:4]} == {4}
+    # The load is that from before the workers.
+    loads = [{one.host.load for one in facts[:4]} for facts in (before, after)]
+    assert loads[0] == loads[1]
     grown = [now.pcie_replays - was.pcie_replays for was, now in zip(before, after, strict=False)]
     assert all(more > 0 for more in grown), grown
 

@@ -460,3 +460,16 @@ def test_a_process_without_job_variables_measures_nothing():
     task = make_task()
     answer = failed(replace(task, point=replace(task.point, env={"NOT_SET_HERE": "1"})))
     assert answer.message == "env: this process was not started with NOT_SET_HERE=1"
+
+
+@pytest.mark.parametrize(
+    ("workload", "user_class"),
+    [
+        ("gemm", ""),
+        ("raybench.workloads.pairs:TransportProbe", ""),
+        ("my.module:Mine", "my.module:Mine"),
+    ],
+)
+def test_only_user_classes_need_own_processes(workload, user_class):
+    task = Task(point=make_point(workload=workload), settings=Measure())
+    assert task.user_class == user_class
