@@ -55,6 +55,8 @@ _SLOW = frozenset(
 )
 # A whole node is drained only if other nodes of the same check are faster.
 _SLOW_NODE = frozenset({ReasonKind.SLOWER_THAN_PEERS, ReasonKind.SLOW_WITH_PARTNERS})
+# Actions of a slow subject whose hardware is sound.
+EXCUSES = frozenset({Action.SETTING, Action.WAIT})
 _UNTESTED_KINDS: Mapping[ProblemKind, UntestedKind] = {ProblemKind.NO_ROOM: UntestedKind.BUSY}
 
 
@@ -136,8 +138,8 @@ def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterato
     for judgement in judgements:
         subject, test = judgement.subject, judgement.test
         is_own = subject.kind in ("device", "node")
-        is_setting = judgement.action is Action.SETTING
-        if judgement.verdict is not Verdict.BAD or judgement.culprit or is_setting or not is_own:
+        is_excused = judgement.action in EXCUSES
+        if judgement.verdict is not Verdict.BAD or judgement.culprit or is_excused or not is_own:
             continue
         kind = None
         if test.stage == "facts":

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raybench.health.nodes import is_clearly_slow
+from raybench.health.nodes import EXCUSES, is_clearly_slow
 from raybench.health.quick.children import Death, Silence
 from raybench.health.quick.messages import NotStarted
 from raybench.health.readings import HARDWARE_XIDS, PCIE_LANES
@@ -259,7 +259,7 @@ def _failures(
             continue
         is_slow = one.ratio is not None
         # What slows a whole node, or what a setting explains, is no fault of a device.
-        if is_slow and (one.subject.kind != "device" or one.action is Action.SETTING):
+        if is_slow and (one.subject.kind != "device" or one.action in EXCUSES):
             continue
         if is_slow and not is_clearly_slow(one):
             continue
