@@ -44,6 +44,8 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
     for one in wrong:
         text = health_words.reason_with_value(one)
         if one.reason not in said and one.verdict is not Verdict.UNTESTED:
+            if one.stage == "environment":
+                said.add(one.reason)
             yield Line(text=_problem(one, text, report))
             if one.command:
                 yield Line(text=f"  {one.command.splitlines()[0]}", is_whole=True)

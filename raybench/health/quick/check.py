@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from raybench.health.verdicts import Judgement
 
 # Deadlines in seconds from the start of the check. A node that needs longer is not tested.
-_TESTS_END_S, _LAST_LOOK_END_S = 25.5, 27.5
-_STARTED_S: Mapping[DeviceKind, float] = {"cpu": 20.0, "cuda": 17.0}
+_TESTS_END_S, _LAST_LOOK_END_S = 24.0, 26.0
+_STARTED_S: Mapping[DeviceKind, float] = {"cpu": 19.0, "cuda": 16.0}
 # A second run begins up to here, and a new process is started up to here.
-_SECOND_RUN_S, _RESTART_S = 23.0, 15.0
+_SECOND_RUN_S, _RESTART_S = 21.0, 14.0
 # Limits of single requests: to the node's process, and to the devices' processes.
 _COUNT_S, _FIRST_LOOK_S, _LOOK_S, _STORE_S = 8.0, 5.0, 1.5, 1.0
 # A collective begins by connecting all devices, which takes seconds.

@@ -372,7 +372,8 @@ def _trouble_findings(evidence: Evidence) -> Iterator[Finding]:
         elif _is_own_fault(trouble, evidence):
             verdict = Verdict.BAD if kind is TroubleKind.STUCK else Verdict.SUSPECT
         text = _trouble_words(trouble, evidence.kind)
-        yield _note(_PROCESS, evidence, trouble.device, text, verdict)
+        found = _note(_PROCESS, evidence, trouble.device, text, verdict)
+        yield replace(found, action=Action.RESET) if verdict is Verdict.BAD else found
 
 
 def _environment_findings(evidence: Evidence) -> Iterator[Finding]:

@@ -54,7 +54,7 @@ def throttled(reasons: Sequence[str]) -> str:
 
 _PHASES = {"import": "while it imported torch", "start": "while it took the device"}
 _TROUBLES = {
-    TroubleKind.STUCK: "hangs in a call of the driver, and the others finished",
+    TroubleKind.STUCK: "hangs in a call of the driver",
     TroubleKind.STOPPED: "was stopped from outside",
     TroubleKind.KILLED: "was killed from outside",
     TroubleKind.LATE: "gave no answer in time",
@@ -75,6 +75,8 @@ def trouble(kind: TroubleKind, device: str, phase: str, detail: str) -> str:
     if kind in (TroubleKind.NO_START, TroubleKind.FULL):
         when = ""
     text = " ".join(filter(None, (f"the process of {device}", _TROUBLES[kind], when)))
+    if kind is TroubleKind.STUCK:
+        text += ", and those of the others finished"
     return f"{text}: {detail}" if detail else text
 
 
@@ -157,7 +159,8 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
 
 def drain(reason: DrainReason, host: str) -> str:
     """Return why a device of this host must not be used."""
-    return f"{short_name(reason.device, host)} {_DRAIN[reason.kind].format(test=reason.test)}"
+    test = "its start" if reason.test == "start" else reason.test
+    return f"{short_name(reason.device, host)} {_DRAIN[reason.kind].format(test=test)}"
 
 
 def short_name(device: str, host: str) -> str:
