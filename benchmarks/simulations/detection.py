@@ -299,7 +299,7 @@ def row(checks: int, healthy: int, cell: Cell) -> DetectionLimit:
             slowdown = step
             break
     # Only a device that is 1.5 times as slow is bad in a full check, which also takes longer.
-    healthy = healthy // 20 if cell.mode == "full" else healthy
+    healthy = healthy // 5 if cell.mode == "full" else healthy
     alarms, drains = count_alarms(cell, healthy)
     return DetectionLimit(
         mode=cell.mode,

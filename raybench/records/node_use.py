@@ -5,27 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from raybench.records.other_program import OtherProgram
+
 # Another program that runs kernels for less of the time hardly slows the tests.
 _ACTIVE_PCT = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """Another program that uses the node; unknown texts are empty."""
-
-    # 0 if the program is not visible, such as in another container.
-    process_id: int = 0
-    name: str = ""
-    user: str = ""
-    # Local time at which it began, as `2026-11-30 11:07`.
-    since: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
     """What other programs did on a device before and after the tests."""
 
-    programs: tuple[Program, ...] = ()
+    programs: tuple[OtherProgram, ...] = ()
     # Share of the time in which a kernel ran before the tests, in percent; None if unknown.
     utilization_pct: int | None = None
 
@@ -47,8 +37,8 @@ class CpuLoad:
     # How many cores they kept busy.
     cores: float
     processors: int
-    # The busiest programs, each with its cores.
-    programs: tuple[tuple[Program, float], ...] = ()
+    # The busiest programs, with `busy_cores`.
+    programs: tuple[OtherProgram, ...] = ()
 
 
 class TroubleKind(StrEnum):

@@ -42,7 +42,8 @@ from raybench.records.devices import DevicePlace
 from raybench.records.environment import usable_cores
 from raybench.records.measurement import Failure, Measurement
 from raybench.records.node_report import NodeReport, UntestedKind, UntestedReason
-from raybench.records.node_use import CpuLoad, DeviceUse, Program
+from raybench.records.node_use import CpuLoad, DeviceUse
+from raybench.records.other_program import OtherProgram
 from raybench.records.record import Record
 from raybench.records.status import Status
 from raybench.records.task import GroupSpec, RankInfo, Task
@@ -617,7 +618,7 @@ def _device_use(seen: Sequence[GpuUse], own_id: int) -> DeviceUse:
     # A list without our own process has the ids of another container. The first list may have
     # processes that have just ended.
     complete = [use for use in seen if own_id in use.process_ids] or seen[:1]
-    programs: dict[Program, None] = {}
+    programs: dict[OtherProgram, None] = {}
     for use in complete:
         programs |= dict.fromkeys(use.programs)
     shares = [use.utilization_pct for use in seen[:2] if use.utilization_pct is not None]
@@ -631,9 +632,11 @@ def _load(before: Surroundings | None, after: Surroundings | None) -> CpuLoad | 
         return None
     passed_s = max(0.1, after.time_s - before.time_s)
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    shares = [(program, spent_s / passed_s) for program, spent_s in after.programs]
+    programs = [
+        replace(program, busy_cores=spent_s / passed_s) for program, spent_s in after.programs
+    ]
     return CpuLoad(
         cores=max(0.0, others_s / passed_s),
         processors=after.processors,
-        programs=tuple(one for one in shares if one[1] >= _LEAST_SHARE),
+        programs=tuple(one for one in programs if (one.busy_cores or 0) >= _LEAST_SHARE),
     )

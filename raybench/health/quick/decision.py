@@ -26,9 +26,11 @@ from raybench.records.node_report import (
     UntestedKind,
     UntestedReason,
 )
-from raybench.records.node_use import CpuLoad, DeviceUse, Program, TroubleKind
+from raybench.records.node_use import CpuLoad, DeviceUse, TroubleKind
+from raybench.records.other_program import OtherProgram
 from raybench.records.status import Status
 from raybench.report.words import quick as words
+from raybench.report.words.health import program_name
 
 # A process that was silent for less time may only be slow.
 _STUCK_S = 5.0
@@ -198,12 +200,12 @@ def _excuse(judgement: Judgement, evidence: Evidence) -> Judgement:
     subject = judgement.subject
     if judgement.ratio is None or judgement.verdict not in (Verdict.BAD, Verdict.SUSPECT):
         return judgement
-    programs: list[Program] = []
+    programs: list[OtherProgram] = []
     for device in [subject.name] if subject.kind == "device" else evidence.devices:
         programs += programs_beside(device, evidence)
     if not programs:
         return judgement
-    names = tuple(dict.fromkeys(map(words.program, programs)))
+    names = tuple(dict.fromkeys(map(program_name, programs)))
     return replace(
         judgement,
         verdict=Verdict.UNTESTED,
@@ -213,17 +215,17 @@ def _excuse(judgement: Judgement, evidence: Evidence) -> Judgement:
     )
 
 
-def programs_beside(device: str, evidence: Evidence) -> Iterator[Program]:
+def programs_beside(device: str, evidence: Evidence) -> Iterator[OtherProgram]:
     """Yield the other programs that may have slowed a device."""
     use = evidence.uses.get(device)
     if use is not None and use.is_used:
-        yield from use.programs or (Program(process_id=0),)
+        yield from use.programs or (OtherProgram(host=evidence.host, process_id=0),)
     load = evidence.load
     if load is None or load.cores < _LEAST_CORES:
         return
     share = _LOADED_SHARE if evidence.kind == "cpu" else 1 - _LOADED_SHARE
     if load.cores > share * load.processors:
-        yield from (program for program, _ in load.programs or ((Program(process_id=0), 0.0),))
+        yield from load.programs or (OtherProgram(host=evidence.host, process_id=0),)
 
 
 def _driver_errors(judgements: Iterable[Judgement]) -> Iterator[DrainReason]:

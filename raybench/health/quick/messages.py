@@ -14,7 +14,7 @@ from typing import Any
 
 from raybench.records.device import Device
 from raybench.records.devices import DeviceFacts
-from raybench.records.node_use import Program
+from raybench.records.other_program import OtherProgram
 from raybench.records.task import GroupSpec, RankInfo, Task
 
 _HEAD = struct.Struct("<Q")
@@ -84,7 +84,7 @@ class GpuUse:
     # All processes with a compute context; the check's own ones too.
     process_ids: tuple[int, ...] = ()
     # Those of other programs.
-    programs: tuple[Program, ...] = ()
+    programs: tuple[OtherProgram, ...] = ()
     # Share of the last second in which a kernel ran, in percent; None if unknown.
     utilization_pct: int | None = None
     memory_free_bytes: int | None = None
@@ -103,7 +103,7 @@ class Surroundings:
     # Processor time of the check and its children.
     own_s: float = 0.0
     # The busiest other programs, with their processor time since the last look.
-    programs: tuple[tuple[Program, float], ...] = ()
+    programs: tuple[tuple[OtherProgram, float], ...] = ()
     facts: tuple[DeviceFacts, ...] = ()
     # In the order of CUDA's numbers.
     gpus: tuple[GpuUse, ...] = ()

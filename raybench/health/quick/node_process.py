@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pynvml
 
+from raybench.cluster.other_programs import describe
 from raybench.errors import message_of
 from raybench.hardware import nvml
 from raybench.hardware.devices import FactReader
@@ -33,7 +34,7 @@ from raybench.health.quick.messages import (
     send,
 )
 from raybench.records.device import Device
-from raybench.records.node_use import Program
+from raybench.records.other_program import OtherProgram
 
 # Columns of the first line of /proc/stat: user, nice, system, irq, softirq.
 _BUSY_COLUMNS = (1, 2, 3, 6, 7)
@@ -41,7 +42,7 @@ _BUSY_COLUMNS = (1, 2, 3, 6, 7)
 _MOST_PROGRAMS = 3
 
 # A program, and its processor time in s.
-_Used = tuple[Program, float]
+_Used = tuple[OtherProgram, float]
 
 
 def main(descriptor: int) -> None:
@@ -105,8 +106,7 @@ class _Observer:
         """Yield the programs that have used most since the last look."""
         used_s = {key: total_s - self._spent_s.get(key, 0.0) for key, total_s in spent_s.items()}
         for key in sorted(used_s, key=lambda key: -used_s[key])[:_MOST_PROGRAMS]:
-            with suppress(psutil.Error):
-                yield _describe(psutil.Process(key[0])), used_s[key]
+            yield describe(key[0], socket.gethostname()), used_s[key]
 
 
 def _gpu_count() -> int:
@@ -120,17 +120,6 @@ def _own_process_ids() -> set[int]:
     return {check.pid, *(child.pid for child in check.children(recursive=True))}
 
 
-def _describe(process: psutil.Process) -> Program:
-    # The command line is not read: reading it can wait for a process that hangs.
-    name = "".join(c if c.isprintable() else "?" for c in process.name())
-    user = ""
-    with suppress(psutil.Error):
-        user = process.username()
-    began = time.localtime(process.create_time())
-    since = time.strftime("%Y-%m-%d %H:%M", began)
-    return Program(process_id=process.pid, name=name, user=user, since=since)
-
-
 def _use_of(uuid: str | None, own_ids: Collection[int]) -> GpuUse:
     """Return what other programs do on a GPU."""
     handle = nvml.device(uuid or "")
@@ -139,10 +128,7 @@ def _use_of(uuid: str | None, own_ids: Collection[int]) -> GpuUse:
     programs = []
     process_ids = nvml.compute_process_ids(handle)
     for process_id in sorted(process_ids - set(own_ids)):
-        try:
-            programs.append(_describe(psutil.Process(process_id)))
-        except psutil.Error:
-            programs.append(Program(process_id=process_id))
+        programs.append(describe(process_id, socket.gethostname(), device_uuid=uuid or ""))
     used = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
     return GpuUse(

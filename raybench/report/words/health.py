@@ -266,17 +266,24 @@ def _slow_with_partners(reason: Reason) -> str:
 
 
 def program(program: OtherProgram) -> str:
-    """Return `alpha: python (process 42 of bob, since 2026-11-30 11:02 UTC), 1.0 cores busy`."""
+    """Return `alpha: python (process 42 of bob, since 2026-11-30 11:02 UTC) keeps 1 core busy`."""
+    text = f"{program.host}: {program_name(program)}"
+    if program.busy_cores is None:
+        return text
+    return f"{text} keeps {counted_cores(program.busy_cores)} busy"
+
+
+def program_name(program: OtherProgram) -> str:
+    """Return `python (process 42 of bob, since 2026-11-30 11:02 UTC)`."""
+    if not program.process_id:
+        return "a program that is not visible from here"
     name = program.name or "a program of another container"
     details = [f"process {program.process_id}"]
     if program.user:
         details[0] += f" of {program.user}"
     if program.since:
         details.append(f"since {program.since:%Y-%m-%d %H:%M} UTC")
-    text = f"{program.host}: {name} ({', '.join(details)})"
-    if program.busy_cores is None:
-        return text
-    return f"{text} keeps {counted_cores(program.busy_cores)} busy"
+    return f"{name} ({', '.join(details)})"
 
 
 def counted_cores(cores: float) -> str:

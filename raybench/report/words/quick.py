@@ -13,25 +13,14 @@ from raybench.records.node_report import (
     UntestedKind,
     UntestedReason,
 )
-from raybench.records.node_use import CpuLoad, DeviceUse, Program, TroubleKind
+from raybench.records.node_use import CpuLoad, DeviceUse, TroubleKind
 from raybench.report.formatting import counted, some
-
-
-def program(program: Program) -> str:
-    """Return `python3 (process 4242 of bob, since 2026-11-30 11:07)`."""
-    if not program.process_id:
-        return "a program that is not visible from here"
-    parts = [f"process {program.process_id}"]
-    if program.user:
-        parts[0] += f" of {program.user}"
-    if program.since:
-        parts.append(f"since {program.since}")
-    return f"{program.name or 'a program of another container'} ({', '.join(parts)})"
+from raybench.report.words.health import program_name
 
 
 def use(device: str, use: DeviceUse) -> str:
     """Return who uses a device."""
-    users = some([program(one) for one in use.programs or (Program(),)], 2)
+    users = some([*map(program_name, use.programs)], 2) or "a program that is not visible from here"
     text = f"{users} uses {device}"
     if use.is_active:
         text += f", which was busy {use.utilization_pct} % of the time before the tests"
@@ -43,7 +32,7 @@ def load(load: CpuLoad) -> str:
     text = f"other programs kept {load.cores:.1f} of {counted(load.processors, 'core')} busy"
     if not load.programs:
         return text
-    users = [f"{program(one)}: {cores:.1f}" for one, cores in load.programs]
+    users = [f"{program_name(one)}: {one.busy_cores:.1f}" for one in load.programs]
     return f"{text}: {some(users, 2)}"
 
 

@@ -1,6 +1,7 @@
 """What a quick check decides about its node; pure."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -14,7 +15,8 @@ from raybench.health.verdicts import Judgement
 from raybench.records.devices import Action, Subject, Verdict
 from raybench.records.judgement import Problem, ProblemKind, Reason, ReasonKind
 from raybench.records.node_report import DrainKind, NodeState, UntestedKind, UntestedReason
-from raybench.records.node_use import CpuLoad, DeviceUse, Program
+from raybench.records.node_use import CpuLoad, DeviceUse
+from raybench.records.other_program import OtherProgram
 
 GEMM = row_named("gemm bf16 8192", "cuda")
 BITS = row_named("same bits bf16 2048", "cuda")
@@ -23,7 +25,13 @@ GPUS = [
     for number in range(2)
 ]
 NAMES = tuple(one.name for one in GPUS)
-PYTHON = Program(process_id=4242, name="python3", user="bob", since="2026-11-30 11:07")
+PYTHON = OtherProgram(
+    host="alpha",
+    process_id=4242,
+    name="python3",
+    user="bob",
+    since=datetime(2026, 11, 30, 11, 7, tzinfo=UTC),
+)
 BUSY = {NAMES[1]: DeviceUse(programs=(PYTHON,), utilization_pct=100)}
 
 
@@ -216,14 +224,14 @@ def test_errors_of_the_driver_drain(found, state):
 
 
 def test_crowded_cores_leave_cpu_workers_untested():
-    crowded = CpuLoad(cores=1.5, processors=2, programs=((PYTHON, 1.5),))
+    crowded = CpuLoad(cores=1.5, processors=2, programs=(replace(PYTHON, busy_cores=1.5),))
     decision = decided([slow()], [slow()], kind="cpu", load=crowded)
     assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.BUSY})
     assert any("python3" in one.detail for one in decision.untested)
 
 
 def test_some_load_is_only_noted():
-    load = CpuLoad(cores=8.0, processors=32, programs=((PYTHON, 8.0),))
+    load = CpuLoad(cores=8.0, processors=32, programs=(replace(PYTHON, busy_cores=8.0),))
     decision = decided([healthy()], load=load)
     assert decision.state is NodeState.HEALTHY
     [note] = [one for one in decision.findings if one.verdict is Verdict.NOTE]
