@@ -49,9 +49,13 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
             yield Line(text=_problem(one, text, report))
             if one.command:
                 yield Line(text=f"  {one.command.splitlines()[0]}", is_whole=True)
-    for one in report.findings:
-        if one.verdict is Verdict.NOTE and one.reason not in said:
-            yield Line(text=f"Note: {one.reason}.", tone="aside")
+    notes = [
+        words.note(one)
+        for one in report.findings
+        if one.verdict is Verdict.NOTE and one.reason not in said
+    ]
+    for note in dict.fromkeys(notes):
+        yield Line(text=note, tone="aside")
     tests = [one for one in report.findings if one.unit and one.value is not None and _is_test(one)]
     if tests:
         yield _table(tests, report)

@@ -77,8 +77,11 @@ def kinds(reasons):
 
 @pytest.mark.alone
 def test_quick_check_judges_all_devices():
-    code, report = quick_check()
+    code, report = quick_check(NCCL_DEBUG="INFO")
     assert report["drain"] == []
+    environment = {one["test"]: one for one in report["findings"] if one["stage"] == "environment"}
+    assert environment["/dev/shm"]["value"] > 0
+    assert environment["NCCL_DEBUG"]["verdict"] == "note"
     assert report["state"] in ("healthy", "untested")
     assert code == {"healthy": 0, "untested": 3}[report["state"]]
     measured = {one["test"] for one in report["findings"] if one["value"] is not None}
@@ -89,6 +92,7 @@ def test_quick_check_judges_all_devices():
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_stopped_worker_leaves_the_node_untested():
     began_s = time.monotonic()
     with running() as check:
@@ -100,6 +104,7 @@ def test_stopped_worker_leaves_the_node_untested():
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_killed_worker_is_replaced_and_tested():
     with running() as check:
         wait_for_line(check, "memory 16 MB")
@@ -110,6 +115,7 @@ def test_killed_worker_is_replaced_and_tested():
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_hanging_nvidia_smi_delays_nothing(tmp_path):
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nexec sleep 1000\n")
@@ -130,6 +136,7 @@ def test_wrong_bits_drain_the_node():
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_worker_beside_a_cpu_hog_never_drains():
     spin = "import os\nos.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\nwhile True: pass"
     with subprocess.Popen([sys.executable, "-c", spin]) as hog:

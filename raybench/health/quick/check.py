@@ -77,6 +77,7 @@ _LIMITS = frozenset({"hw_slowdown", "thermal_sw", "thermal_hw", "power_brake"})
 
 # Modules that take a second to import.
 _NEEDED_LATER = (
+    "raybench.health.environment",
     "raybench.health.quick.decision",
     "raybench.health.quick.selection",
     "raybench.cluster.point_end",
@@ -180,6 +181,7 @@ class _Check:
             judged_again = self._judge(second, references or SHIPPED)
         after = self._look(_LOOK_S)
         decision = self._decide(
+            environment=self._judge_environment(before),
             first=(*self._judge_facts(before, after), *judged),
             second=judged_again,
             uses=self._uses(before_start, before, after),
@@ -480,6 +482,15 @@ class _Check:
 
         devices = [slot.device for slot in self.slots if slot.device is not None]
         return judge(readings, devices, (), references) if readings else ()
+
+    def _judge_environment(self, before: Surroundings | None) -> tuple[Judgement, ...]:
+        """Return the judgements of settings, software and host."""
+        from raybench.health.environment import judge_environment
+        from raybench.health.environment_facts import EnvironmentFacts
+
+        devices = tuple(slot.device for slot in self.slots if slot.device is not None)
+        states = before.facts if before else ()
+        return tuple(judge_environment(EnvironmentFacts(devices=devices, states=states)))
 
     def _judge_facts(
         self, before: Surroundings | None, after: Surroundings | None

@@ -100,6 +100,8 @@ class Evidence:
     # Judgements of the first run of all tests, and of the second run of doubtful tests.
     first: tuple[Judgement, ...] = ()
     second: tuple[Judgement, ...] = ()
+    # Judgements of the stage `environment`.
+    environment: tuple[Judgement, ...] = ()
     troubles: tuple[Trouble, ...] = ()
     # Name of a device -> its use by other programs.
     uses: Mapping[str, DeviceUse] = field(default_factory=dict)
@@ -141,6 +143,7 @@ def decide(evidence: Evidence) -> Decision:
     findings = (
         *_trouble_findings(evidence),
         *_environment_findings(evidence),
+        *(one.finding for one in evidence.environment),
         *(one.finding for one in settled),
     )
     has_doubts = any(one.verdict in (Verdict.BAD, Verdict.SUSPECT) for one in settled)
@@ -316,6 +319,10 @@ def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[Unte
     is_cpu = evidence.kind == "cpu"
     if load is not None and is_cpu and load.cores > _CROWDED_SHARE * load.processors:
         yield UntestedReason(kind=UntestedKind.BUSY, detail=words.load(load))
+    for one in evidence.environment:
+        if one.verdict is Verdict.BAD:
+            detail = f"{one.test.name}: {one.finding.reason}"
+            yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=detail)
     yield from _slow_beside_programs(settled)
     for one in settled:
         if one.verdict is Verdict.UNTESTED and one.test.workload and one.ratio is None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,7 @@ from raybench.errors import message_of
 from raybench.hardware import nvml
 from raybench.hardware.devices import FactReader
 from raybench.hardware.gpu_presence import visible_gpus
+from raybench.hardware.hosts import read_host
 from raybench.health.quick.messages import (
     CountGpus,
     GpuUse,
@@ -73,6 +75,8 @@ class _Observer:
 
     def __init__(self) -> None:
         self._reader = FactReader()
+        # From before the processes of the devices start.
+        self._load_before = psutil.getloadavg()[0]
         # (process id, start) -> processor time of each other process at the last look.
         self._spent_s: dict[tuple[int, float], float] = {}
 
@@ -91,6 +95,7 @@ class _Observer:
                 if process.pid == os.getppid():
                     own_s += times.children_user + times.children_system
         busiest = tuple(self._busiest(spent_s))
+        host = read_host(self._load_before)
         self._spent_s = spent_s
         return Surroundings(
             time_s=time.monotonic(),
@@ -98,7 +103,7 @@ class _Observer:
             processors=os.cpu_count() or 1,
             own_s=own_s,
             programs=busiest,
-            facts=self._reader.read(devices),
+            facts=tuple(replace(facts, host=host) for facts in self._reader.read(devices)),
             gpus=tuple(_use_of(nvml.uuid_of(index), own_ids) for index in range(_gpu_count())),
         )
 

@@ -36,6 +36,16 @@ def load(load: CpuLoad) -> str:
     return f"{text}: {some(users, 2)}"
 
 
+# Tests whose reasons are whole sentences.
+_NAMED_BY_REASON = ("other programs", "throttling", "load")
+
+
+def note(finding: Finding) -> str:
+    """Return what may disturb the tests, as a sentence."""
+    name = "" if finding.test in _NAMED_BY_REASON else f"{finding.test}: "
+    return f"Note: {name}{finding.reason}."
+
+
 def throttled(reasons: Sequence[str]) -> str:
     """Return why clocks were limited during the tests."""
     return f"clocks were limited during the tests: {', '.join(reasons)}"

@@ -96,6 +96,22 @@ def test_note_is_shown_without_changing_the_verdict():
     assert any("load of 7" in line for line in lines)
 
 
+def test_equal_notes_of_devices_are_one_line():
+    notes = [
+        replace(
+            FINE,
+            stage="environment",
+            test="niceness",
+            subject=subject,
+            verdict=Verdict.NOTE,
+            reason="3: other programs get the CPU first",
+        )
+        for subject in GPUS
+    ]
+    lines = lines_of(replace(REPORT, findings=(*REPORT.findings, *notes)))
+    assert sum("Note: niceness: 3: other programs" in line for line in lines) == 1
+
+
 def test_many_devices_become_a_range():
     subjects = [replace(GPUS[0], name=f"alpha GPU {number}") for number in range(8)]
     findings = tuple(
