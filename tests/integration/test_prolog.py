@@ -23,6 +23,8 @@ print("node0: what was found")
 """
 _REPORT = '(folder / "node0.json").write_text(json.dumps({{"state": "{}"}}, indent=1))\n'
 
+PLUG = Path(__file__).with_name("quick_faults")
+
 
 @pytest.fixture
 def prolog(tmp_path):
@@ -106,20 +108,21 @@ def test_textfile_is_asked_for(prolog, tmp_path):
     assert path.read_text() == "metrics"
 
 
-def has_quick():
-    told = subprocess.run([RAYBENCH, "health", "--help"], capture_output=True, text=True)
-    return "--quick" in told.stdout
-
-
 def test_real_prolog_passes_a_healthy_host(prolog, tmp_path):
-    if not has_quick():
-        # The whole prolog then ends with 0, because the option does not exist.
-        done = prolog.real("health-prolog.sh", RAYBENCH_BIN=str(RAYBENCH.parent))
-        assert done.returncode == 0
-        assert "no node is drained" in done.stderr
-        pytest.skip("raybench health has no --quick yet")
     done = prolog.real("health-prolog.sh", RAYBENCH_BIN=str(RAYBENCH.parent), HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     [report] = (tmp_path / "reports").glob("*.json")
     assert report.stem == os.uname().nodename
     assert json.loads(report.read_text())["state"] in ("healthy", "suspect", "untested")
+
+
+@pytest.mark.long
+def test_real_prolog_drains_for_wrong_bits(prolog, tmp_path):
+    fault = {"QUICK_FAULT": "wrong_bits", "QUICK_FAULT_DEVICE": "1", "PYTHONPATH": str(PLUG)}
+    done = prolog.real(
+        "health-prolog.sh", RAYBENCH_BIN=str(RAYBENCH.parent), HOME=str(tmp_path), **fault
+    )
+    assert done.returncode == 1
+    assert "same bits fp32 256" in done.stderr
+    [report] = (tmp_path / "reports").glob("*.json")
+    assert json.loads(report.read_text())["state"] == "drain"
