@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from raybench.records.detection import DetectionLimit
 from raybench.records.devices import Finding
 
 
@@ -81,3 +82,5 @@ class NodeReport:
     drain: tuple[DrainReason, ...] = ()
     untested: tuple[UntestedReason, ...] = ()
     findings: tuple[Finding, ...] = ()
+    # What such a check finds; None if it was disturbed, or not simulated.
+    detection: DetectionLimit | None = None

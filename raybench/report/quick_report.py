@@ -34,6 +34,8 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
     suspects = list(dict.fromkeys(words.short_name(one.subject.name, report.host) for one in wrong))
     yield Line(text=words.headline(report, suspects), tone=_TONES[report.state])
     yield Line(text=words.took(report))
+    if report.detection is not None:
+        yield Line(text=health_words.detection(report.detection))
     said: set[str] = set()
     for kind in dict.fromkeys(reason.kind for reason in report.untested):
         for reason in report.untested:

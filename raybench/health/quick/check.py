@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ from raybench.health.quick.messages import (
     Started,
     Surroundings,
 )
+from raybench.records.detection import DetectionLimit
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import DevicePlace
 from raybench.records.environment import usable_cores
@@ -188,7 +190,8 @@ class _Check:
             load=_load(before, after),
             skipped=tuple(dict.fromkeys(skipped)),
         )
-        return self._report(decision)
+        has_references = any((references or SHIPPED).entries(name) for name in self._models())
+        return self._report(decision, has_references=has_references)
 
     def fail(self, reason: UntestedReason) -> NodeReport:
         """Return the report of a check that could not go on."""
@@ -550,8 +553,22 @@ class _Check:
         )
         return decide(evidence)
 
-    def _report(self, decision: Decision) -> NodeReport:
+    def _models(self) -> list[str]:
+        return [slot.device.name for slot in self.slots if slot.device is not None]
+
+    def _detection(self, *, has_references: bool) -> DetectionLimit | None:
+        """Return what a check of the most devices of one model finds."""
+        from raybench.health.detection import detection_limit
+
+        count = max(Counter(self._models()).values())
+        return detection_limit("quick", self.kind, count, has_references)
+
+    def _report(self, decision: Decision, *, has_references: bool = False) -> NodeReport:
+        detection = None
+        if self._models() and not decision.untested:
+            detection = self._detection(has_references=has_references)
         return NodeReport(
+            detection=detection,
             host=self.host,
             state=decision.state,
             began=self.began.isoformat(timespec="seconds"),
