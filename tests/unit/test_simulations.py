@@ -16,6 +16,7 @@ def test_every_script_can_be_imported(path):
     importlib.import_module(".".join(module.parts))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options", "columns"),
     [

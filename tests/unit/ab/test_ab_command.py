@@ -89,6 +89,7 @@ def test_uncommitted_slowdown_is_slower(ab, repository):
     assert git(repository, "status", "--short") == "M steps.json\n?? untracked"
 
 
+@pytest.mark.long
 def test_only_open_points_are_measured_again(ab, repository):
     write_steps(repository, a=10.0, b=23.0, c=30.0)
     assert ab("--old", "main").code == 1

@@ -117,6 +117,7 @@ def test_all_descendants_of_a_killed_worker_end(mark):
         neighbour.kill()
 
 
+@pytest.mark.long
 def test_a_hanging_worker_ends_after_its_raylet(mark):
     with raylet_and_worker(ORPHANS["a daemon"]) as (raylet, worker):
         os.kill(raylet, signal.SIGKILL)
@@ -139,7 +140,7 @@ def test_the_watcher_is_detached_and_small(mark):
         assert Path(f"/proc/{watcher}/fd/2").readlink() == Path(os.devnull)
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_kept", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_children_and_folder_do_not_outlive_the_driver(is_kept, tmp_path):
     driver = """
         import os, subprocess, sys, time

@@ -23,7 +23,7 @@ CHECKS = 150
 @pytest.mark.parametrize(
     "cell",
     [
-        Cell("full", "cuda", 2, True),
+        pytest.param(Cell("full", "cuda", 2, True), marks=pytest.mark.long),
         Cell("quick", "cuda", 4, False),
         Cell("quick", "cpu", 2, False),
     ],

@@ -104,6 +104,7 @@ for _ in range(60):
 """
 
 
+@pytest.mark.long
 def test_many_nodes_write_while_one_reads(tmp_path):
     hosts = [f"node{number}" for number in range(4)]
     # Twice the same host: a prolog and a weekly check may end at the same time.

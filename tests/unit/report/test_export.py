@@ -148,6 +148,7 @@ def test_mlflow_gets_each_run_and_point_once(summary, tmp_path):
     assert "speed_up" not in runs["oom"][2]
 
 
+@pytest.mark.long
 def test_wandb_gets_a_run_for_each_point_offline(summary, tmp_path):
     folders = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
     offline = {"WANDB_MODE": "offline", **dict.fromkeys(folders, str(tmp_path))}

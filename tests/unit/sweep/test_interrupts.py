@@ -192,6 +192,7 @@ print("lives", flush=True)
 """
 
 
+@pytest.mark.long
 def test_no_signal_ends_a_guest():
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", GUEST], stdout=pipe, text=True) as process:

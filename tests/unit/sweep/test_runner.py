@@ -265,6 +265,7 @@ def test_damaged_runs_do_not_disturb_a_sweep(job, folder, command, monkeypatch):
     assert (done.code, "2 points" in done.out) == (0, True), done.err
 
 
+@pytest.mark.long
 def test_a_sweep_heats_each_device_once(job, stored, command, monkeypatch):
     monkeypatch.setattr(runner, "connect", lambda *_, **__: this_process())
     measure = ("heat_s=0.5", "rounds=2", "warmup=2", "iterations=3", "breakdown=false")
