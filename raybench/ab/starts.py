@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -72,15 +72,21 @@ def read_starts(results: Path) -> list[Start]:
     for run in reader.read_runs(results):
         if not {SIDE_TAG, PAIR_TAG} <= run.tags.keys():
             continue
-        rows = mean_of_rounds(point_rows(reader.load_table(results, "points", run.run_id)))
         start = Start(
             side=Side(run.tags[SIDE_TAG]),
             pair=int(run.tags[PAIR_TAG]),
             run=run,
-            rows={row.point_id: row for row in rows},
+            rows=_rows_of_run(results, run.run_id, run.finished_at or datetime.now(UTC)),
         )
         starts.append(start)
     return starts
+
+
+# A gate reads its starts again after each start. The rows of an ended run stay the same.
+@lru_cache(maxsize=1000)
+def _rows_of_run(results: Path, run_id: str, _as_of: datetime) -> dict[str, ScaledRow]:
+    rows = mean_of_rounds(point_rows(reader.load_table(results, "points", run_id)))
+    return {row.point_id: row for row in rows}
 
 
 def devices_of(results: Path, start: Start) -> list[Device]:

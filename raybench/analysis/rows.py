@@ -50,14 +50,15 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
         TypeError: the frame lacks a column whose field has no default.
         ResultsError: a value is invalid, such as null in a field that cannot be None.
     """
+    columns = [column for column in columns_of(kind) if column.name in frame]
+    # One call for all columns, because each call costs much more than its rows.
+    are_null = frame[[column.name for column in columns]].isna().to_numpy().T.tolist()
     values_by_column: dict[str, list[Any]] = {}
-    for column in columns_of(kind):
-        if column.name in frame:
-            series = frame[column.name]
-            values = []
-            for cell, is_null in zip(series.tolist(), series.isna().tolist(), strict=True):
-                values.append(column.value_of(None if is_null else cell))
-            values_by_column[column.name] = values
+    for column, nulls in zip(columns, are_null, strict=True):
+        values = []
+        for cell, is_null in zip(frame[column.name].tolist(), nulls, strict=True):
+            values.append(column.value_of(None if is_null else cell))
+        values_by_column[column.name] = values
     names = list(values_by_column)
     rows = zip(*values_by_column.values(), strict=True)
     return [kind(**dict(zip(names, row, strict=True))) for row in rows]
