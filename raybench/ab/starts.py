@@ -84,7 +84,7 @@ def read_starts(results: Path) -> list[Start]:
 
 # A gate reads its starts again after each start. The rows of an ended run stay the same.
 @lru_cache(maxsize=1000)
-def _rows_of_run(results: Path, run_id: str, _as_of: datetime) -> dict[str, ScaledRow]:
+def _rows_of_run(results: Path, run_id: str, _as_of: datetime) -> dict[str, PointRow]:
     rows = mean_of_rounds(point_rows(reader.load_table(results, "points", run_id)))
     return {row.point_id: row for row in rows}
 

@@ -7,6 +7,8 @@ import pytest
 from raybench.records.doubts import DoubtKind
 from tests.integration.sweeps import cpu_sweep, raybench, table, write_text
 
+pytestmark = pytest.mark.long
+
 CLASS = """\
 import math
 import random
@@ -155,7 +157,6 @@ def test_a_slowed_baseline_makes_a_speed_up_impossible(swept):
     assert (doubt["harm"], doubt["mark"]) == ("wrong", "")
 
 
-@pytest.mark.long
 def test_short_time_and_failed_round_are_doubts(tmp_path):
     (tmp_path / "doubtful.py").write_text(CLASS)
     write_text(

@@ -77,6 +77,7 @@ def test_sweeps_and_timings_work_elsewhere(folder, where, request):
     assert (folder / "times_run").read_text() == "x"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "where",
     ["script", *(pytest.param(where, marks=pytest.mark.long) for where in ("text", "ray job"))],
@@ -181,6 +182,7 @@ def texts_of(cell):
     return texts
 
 
+@pytest.mark.long
 def test_a_notebook_shows_the_report(folder):
     notebook = notebook_of(SWEEP_AND_MEASURE, "run", "run.chart()", "timing")
     NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(folder)}}).execute()

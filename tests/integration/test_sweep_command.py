@@ -237,6 +237,7 @@ def list_second_worker(folder):
     return "--devices", str(folder / "list")
 
 
+@pytest.mark.long
 def test_workload_of_current_directory_runs_on_listed_devices(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "helper.py").write_text("import os\nprint('on stdout at import')\n")
