@@ -179,10 +179,11 @@ class _Runner:
         while True:
             starts = self._ended_starts()
             pairs = PairedStarts(starts=[start for start in starts if start.is_finished])
-            # Before the first pair is complete, it is unknown which points both sides have.
-            todo = open_points(pairs, decisions_of(pairs, self._gate)) if pairs.complete else []
+            # The first pair measures all points, because nothing is decided yet.
+            todo: Sequence[PairedPoint] | None = None
             verdict = self._verdict(pairs)
             if pairs.complete:
+                todo = open_points(pairs, decisions_of(pairs, self._gate))
                 self._tell(Looked(verdict=verdict, open=len(todo)))
                 if not todo or len(pairs.complete) >= _MOST_PAIRS:
                     return verdict
@@ -215,9 +216,13 @@ class _Runner:
         return verdict_of(self._gate, self._folder, pairs, hosts, stopped)
 
     def _measure_pair(
-        self, starts: Sequence[Start], pairs: PairedStarts, todo: Sequence[PairedPoint]
+        self, starts: Sequence[Start], pairs: PairedStarts, todo: Sequence[PairedPoint] | None
     ) -> None:
-        """Complete the last pair if it was interrupted; otherwise measure a new pair."""
+        """Complete the last pair if it was interrupted; otherwise measure a new pair.
+
+        Args:
+            todo: points to measure; None: all points of the job.
+        """
         pair = max((start.pair for start in starts), default=1)
         earlier = {start.side: start for start in starts if start.pair == pair}
         is_complete = len(pairs.by_pair.get(pair, {})) == len(Side)
@@ -225,25 +230,21 @@ class _Runner:
             pair, earlier = pair + 1, {}
         for side in self._gate.order(pair):
             start = earlier.get(side)
-            if start is None or not start.is_finished:
-                needs_filter = 0 < len(todo) < len(pairs.points)
-                self._measure(side, pair, todo, needs_filter, start)
+            if start is not None and start.is_finished:
+                continue
+            self._tell(Begun(side=side, pair=pair, points=None if todo is None else len(todo)))
+            filter_words: list[str] = []
+            if todo is not None and len(todo) < len(pairs.points):
+                ids = ", ".join(repr(point.ids[side]) for point in todo)
+                filter_words = ["--filter", f"point_id in ({ids},)"]
+            self._measure(side, pair, filter_words, start)
 
     def _measure(
-        self,
-        side: Side,
-        pair: int,
-        todo: Sequence[PairedPoint],
-        needs_filter: bool,
-        interrupted: Start | None,
+        self, side: Side, pair: int, filter_words: Sequence[str], interrupted: Start | None
     ) -> None:
-        """Measure `todo` on one side in a new start, or resume an interrupted start."""
+        """Measure points on one side in a new start, or resume an interrupted start."""
         checkout = self._checkout(side)
-        self._tell(Begun(side=side, pair=pair, points=len(todo) if todo else None))
-        words = self._command(side, checkout)
-        if needs_filter:
-            ids = ", ".join(repr(point.ids[side]) for point in todo)
-            words += ["--filter", f"point_id in ({ids},)"]
+        words = [*self._command(side, checkout), *filter_words]
         if interrupted is None:
             words += ["--tag", f"{SIDE_TAG}={side}", "--tag", f"{PAIR_TAG}={pair}"]
         else:

@@ -419,8 +419,8 @@ def _override(source: YamlSource, text: str) -> str | None:
     tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else JobProblem(message="no value given")
-        has_value = not value.strip() or ", given " in problem.message
-        given = "" if has_value else f", given {quote(value)}"
+        quotes_value = ", given " in problem.message
+        given = f", given {quote(value)}" if value.strip() and not quotes_value else ""
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     if path == ("measure",) and tree.data == QUICK:
         # Keep the other keys of the section.
