@@ -21,7 +21,7 @@ from raybench.errors import ClusterError
 # Values of CUDA_VISIBLE_DEVICES with which a user hides all GPUs.
 _ALL_HIDDEN = ("", "-1", "NoDevFiles")
 # The first call into the driver loads it, which takes seconds without persistence mode.
-CUDA_ANSWERS_S = 60.0
+CUDA_TIMEOUT_S = 60.0
 # Prints the number of GPUs, or the reason why CUDA has none. It runs in a child process, because a
 # broken driver may hang or crash, and because CUDA does not survive a fork.
 _ASK_CUDA = """
@@ -40,7 +40,9 @@ raise SystemExit(None if count.value else "CUDA lists no GPU")
 
 @cache
 def count_gpus(devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs this machine offers; 0 if CUDA_VISIBLE_DEVICES hides them all.
+    """Return how many GPUs NVML lists, once CUDA and torch can use GPUs here.
+
+    The result is 0 if CUDA_VISIBLE_DEVICES hides all GPUs, and otherwise ignores the variable.
 
     Args:
         devices: folder of the device files, for tests.
@@ -58,7 +60,7 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> int:
-    """Return how many GPUs CUDA should list for a process of this environment; asks NVML alone.
+    """Return how many GPUs CUDA should list in this environment, without asking CUDA.
 
     Args:
         devices: folder of the device files, for tests.
@@ -98,7 +100,7 @@ def _unusable(what: str) -> ClusterError:
 
 
 def _ask_nvml() -> tuple[int, str]:
-    """Return the number of GPUs, and why there are none."""
+    """Return the number of GPUs, and the reason to give if the number is 0."""
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
@@ -114,9 +116,9 @@ def why_cuda_fails(command: Sequence[str]) -> str:
         command: writes the reason to stderr and exits with 1 if CUDA has no GPU.
     """
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=CUDA_ANSWERS_S)
+        child = subprocess.run(command, capture_output=True, text=True, timeout=CUDA_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        return f"it does not answer within {CUDA_ANSWERS_S:.0f} s"
+        return f"it does not answer within {CUDA_TIMEOUT_S:.0f} s"
     if child.returncode < 0:
         return f"its driver ends the process with signal {-child.returncode}"
     last_lines = child.stderr.strip().splitlines()[-1:]

@@ -122,7 +122,6 @@ def _route(match: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]
     """Return the route of a match of `_ROUTE`.
 
     Args:
-        match: the match.
         networks: network -> (name, address or kind) of its devices, by number.
     """
     sender, receiver, transport = int(match["sender"]), int(match["receiver"]), match["transport"]
@@ -132,13 +131,13 @@ def _route(match: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]
         return Route(sender=sender, receiver=receiver, kind=kind, detail=detail.partition("/")[0])
     name, number = network["name"], int(network["device"])
     devices = networks.get(name, ())
-    device, detail = devices[number] if number < len(devices) else ("", "")
+    device, address_or_kind = devices[number] if number < len(devices) else ("", "")
     return Route(
         sender=sender,
         receiver=receiver,
         kind="NET",
         network=name,
         interface=device if name == "Socket" else "",
-        place=f"{device} ({detail})" if device else f"device {number}",
+        place=f"{device} ({address_or_kind})" if device else f"device {number}",
         gpu_direct="GDRDMA" in network["rest"],
     )

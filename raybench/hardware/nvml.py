@@ -55,7 +55,7 @@ _MEMBER_OF_TYPE = {
 
 
 def device(uuid: str) -> Any | None:
-    """Return the NVML handle of a device.
+    """Return the NVML handle of a device; None if NVML cannot open the device.
 
     Args:
         uuid: UUID of torch with the prefix "GPU-".
@@ -106,10 +106,10 @@ def _is_open() -> bool:
     return True
 
 
-def ask(question: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
+def ask(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any | None:
     """Call a function of NVML; return None if it raises NVMLError, such as before NVML is open."""
     try:
-        return question(*arguments, **named)
+        return function(*arguments, **named)
     except pynvml.NVMLError:
         return None
 
@@ -148,13 +148,13 @@ def temperature_c(handle: Any) -> float | None:
     return None if answer is None else float(answer)
 
 
-def watts(question: Callable[..., Any], handle: Any) -> float | None:
+def watts(function: Callable[..., Any], handle: Any) -> float | None:
     """Return a power in watts.
 
     Args:
-        question: a function of NVML that returns milliwatts for a handle.
+        function: a function of NVML that returns milliwatts for a handle.
     """
-    answer = ask(question, handle)
+    answer = ask(function, handle)
     return None if answer is None else answer / 1000
 
 

@@ -99,7 +99,7 @@ def test_reason_of_cuda_is_the_last_line_of_its_process(program, reason):
 
 
 def test_cuda_that_does_not_answer_is_a_reason(monkeypatch):
-    monkeypatch.setattr(gpu_presence, "CUDA_ANSWERS_S", 0.2)
+    monkeypatch.setattr(gpu_presence, "CUDA_TIMEOUT_S", 0.2)
     told = why_cuda_fails([sys.executable, "-c", "import time; time.sleep(60)"])
     assert told.startswith("it does not answer within ")
 
