@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Kernel = Literal["flash", "efficient", "cudnn", "math"]
 KernelOrAuto = Literal["auto", "flash", "efficient", "cudnn", "math"]
-# The output of attention over some of the keys, and its log-sum-exp, by which `merge` weighs it.
+# The output of attention over some of the keys, and the log-sum-exp by which `merge` weighs it.
 PartialOutput: TypeAlias = tuple[Tensor, Tensor]
 
 

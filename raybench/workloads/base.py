@@ -172,6 +172,7 @@ class Replicas:
 
     def __init__(self) -> None:
         self.states: WeakKeyDictionary[DistributedDataParallel, _ReplicaState] = WeakKeyDictionary()
+        # A larger count later means that the workload has compiled code.
         self._frames_before = count_compiled_frames()
 
     def why_no_hook(self) -> NotMeasured | None:
@@ -431,7 +432,8 @@ class Workload(ABC):
     # Floating-point operations of a step on this rank; None: raybench counts them, unless
     # message_bytes is set.
     flops_per_step: float | None = None
-    # The same for a training step as papers on MFU count: 6 per token and parameter, and attention.
+    # Floating-point operations of a training step on this rank, as papers on MFU count: 6 per token
+    # and parameter, plus attention.
     model_flops_per_step: float | None = None
     # Bytes of a collective's message, and busbw / algbw, both as nccl-tests defines them.
     message_bytes: int | None = None
@@ -562,8 +564,8 @@ def apply_precision(precision: Precision) -> None:
 def effective_precision() -> str:
     """Return how a GPU computes with fp32 tensors outside autocast: fp32, tf32 or mixed.
 
-    The source are torch's switches and NVIDIA_TF32_OVERRIDE=0, not the GPU. "mixed" means that
-    matrix multiplication, convolution and RNN differ.
+    This reads torch's switches and NVIDIA_TF32_OVERRIDE, and does not ask the GPU. "mixed" means
+    that matrix multiplication, convolution and RNN differ.
     """
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return Precision.FP32

@@ -285,7 +285,7 @@ class Collective(Workload):
         self._fill()
 
     def _fill(self) -> None:
-        """Fill the output with a message that no rank sends, and the input with this rank's."""
+        """Fill the output with a message that no rank sends, then the input with this rank's."""
         self._payload.fill(self.output, self._size)
         if self._operation != "broadcast" or self._index == 0:
             self._payload.fill(self.input, self._index)

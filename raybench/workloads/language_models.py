@@ -46,7 +46,7 @@ _MESHES = count()
 
 _aten: Any = torch.ops.aten
 # Operators whose outputs selective checkpointing keeps.
-_ATTENTION = frozenset(
+_ATTENTIONS = frozenset(
     {
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,
@@ -54,7 +54,7 @@ _ATTENTION = frozenset(
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
-_PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default})
+_MATMULS = frozenset({_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default})
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class LanguageModel(nn.Module):
         """Make the model on torch's default device.
 
         Args:
-            seq_len: maximum of tokens per sequence.
+            seq_len: largest number of tokens per sequence.
             checkpointing: which activations of each block are recomputed.
             region: `Context.region`.
         """
@@ -253,10 +253,10 @@ def _keep_costly_outputs() -> Any:
     product_counts = {False: 0, True: 0}
 
     def policy(context: Any, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
-        is_product = operator in _PRODUCTS
+        is_product = operator in _MATMULS
         product_counts[context.is_recompute] += is_product
         is_odd = product_counts[context.is_recompute] % 2 == 1
-        is_kept = operator in _ATTENTION or (is_product and is_odd)
+        is_kept = operator in _ATTENTIONS or (is_product and is_odd)
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
@@ -430,7 +430,7 @@ def convert_linear_layers(model: nn.Module, device: torch.device, *, emulate: bo
     convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulate))
 
 
-def divide(
+def parallelize(
     model: LanguageModel,
     context: Context,
     layout: Layout,
@@ -438,7 +438,7 @@ def divide(
     *,
     compiles: bool,
 ) -> nn.Module:
-    """Divide the model over the ranks, in place; return the module for training. Collective.
+    """Shard the model in place or wrap it in DDP; return the module for training. Collective.
 
     The module takes whole sequences, with cp of exactly seq_len tokens, and returns the logits of
     `sequence_part`. The caller must divide the mean loss by tp, use no autocast for a divided
@@ -446,8 +446,9 @@ def divide(
 
     Args:
         model: on the device, of type optimizer_dtype.
-        layout: how the ranks divide the model; `Context.ddp` is used if it divides nothing.
-        options: all of LayoutOptions, which `why_not_divided` must accept.
+        layout: how the ranks divide the model; if `is_divided` is False, `Context.ddp` is used.
+        options: all of LayoutOptions, which `why_not_trained` must accept.
+        compiles: compile each block.
     """
     device = context.device
     if not layout.is_divided:
@@ -462,13 +463,13 @@ def divide(
         device, replicate=layout.dp_replicate, shard=layout.ranks_per_copy, tensor=layout.tp
     )
     if layout.tp > 1:
-        _divide_products(model, mesh[tensor])
+        _apply_tensor_parallelism(model, mesh[tensor])
         if compiles:
             # Pass a copy to the blocks: in torch 2.13 the backward pass of compiled code fails if
             # its input is the result of a collective that nobody has waited for.
             model.tokens.register_forward_hook(lambda _module, _inputs, output: output.clone())
     if layout.cp > 1:
-        _divide_sequences(model, device, layout)
+        _apply_context_parallelism(model, device, layout)
     # Compile before sharding, so that compiled code does not contain the gathering.
     if compiles:
         compile_blocks(model, Block)
@@ -479,7 +480,7 @@ def divide(
     return model
 
 
-def _divide_sequences(model: LanguageModel, device: torch.device, layout: Layout) -> None:
+def _apply_context_parallelism(model: LanguageModel, device: torch.device, layout: Layout) -> None:
     """Make each rank of a cp group compute only its part of the tokens. Collective."""
     mesh, (_, cp_dimension, _) = _make_mesh(
         device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
@@ -552,7 +553,7 @@ def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[
     return init_device_mesh(device.type, sizes, mesh_dim_names=names), names
 
 
-def _divide_products(model: LanguageModel, mesh: DeviceMesh) -> None:
+def _apply_tensor_parallelism(model: LanguageModel, mesh: DeviceMesh) -> None:
     """Divide matrix products over the ranks, and the sequence between products, like torchtitan."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (

@@ -27,12 +27,11 @@ from raybench.workloads.training import (
     StepBytes,
     compute_dtype,
     estimate_step,
-    product_bytes,
+    matmul_element_size,
     slices,
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 
@@ -74,7 +73,7 @@ class Mlp(Model):
                 optimizer=optimizer,
                 grad_accumulation=grad_accumulation,
                 compile=compile,
-                divide=partial(context.ddp, **ddp),
+                parallelize=partial(context.ddp, **ddp),
             ),
             cast_weights=cast_weights,
         )
@@ -96,7 +95,7 @@ class Mlp(Model):
         """Return a rank's rough peak in bytes; None for inference, CUDA graphs and uneven steps."""
         hidden, layers = settings["hidden"], settings["layers"]
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
-        element_size = product_bytes(settings)
+        element_size = matmul_element_size(settings)
         layer_inputs = rows * hidden * element_size * layers
         autocast_weights = 2.0 * parameters if element_size == 2 else 0.0
         step = StepBytes(
@@ -350,27 +349,40 @@ class ResNet(Model):
         images = torch.randn(shape, generator=generator, device=device).to(memory_format=layout)
         labels = torch.randint(_CLASSES, shape[:1], generator=generator, device=device)
         inputs = images.to(compute_dtype(context)) if cast_weights else images
-        first = images[: context.batch_size]
+        first_batch = images[: context.batch_size]
+        fp32_logits: Tensor
+
+        def make_model() -> nn.Module:
+            # Compute the logits to compare with before `build` casts or compiles the model.
+            nonlocal fp32_logits
+            network: Any = self._load_network(preset)
+            model: nn.Module = network.to(memory_format=layout)
+            if device.type != "meta":
+                apply_precision(Precision.FP32)
+                _set_norm_statistics(model, first_batch)
+                fp32_logits = _logits(model, first_batch)
+                apply_precision(context.precision)
+            return model
+
         self.build(
             mode,
             context,
-            lambda: self._make_model(preset, layout, first, context),
+            make_model,
             slices(inputs, labels, context.batch_size),
             Recipe(
                 loss=functional.cross_entropy,
                 optimizer=optimizer,
                 grad_accumulation=grad_accumulation,
                 compile=compile,
-                divide=partial(context.ddp, **ddp),
+                parallelize=partial(context.ddp, **ddp),
             ),
             cast_weights=cast_weights,
         )
         if device.type != "meta":
             with self.inference():
                 logits = _logits(self.model, inputs[: context.batch_size])
-            exact = self._fp32_logits
-            del self._fp32_logits
-            self.output_error = float((logits - exact).abs().max() / exact.abs().max())
+            error = (logits - fp32_logits).abs().max() / fp32_logits.abs().max()
+            self.output_error = float(error)
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
@@ -379,15 +391,13 @@ class ResNet(Model):
         images, size = float(settings["batch_size"]), settings["image_size"]
         step = StepBytes(
             # The outputs of each convolution and of its normalisation.
-            saved=2.0 * product_bytes(settings) * images * outputs * (size / 224) ** 2,
+            saved=2.0 * matmul_element_size(settings) * images * outputs * (size / 224) ** 2,
             data=12.0 * images * size**2 * settings["grad_accumulation"],
         )
         return estimate_step(settings, step, parameters=parameters)
 
-    def _make_model(
-        self, preset: str, layout: torch.memory_format, images: Tensor, context: Context
-    ) -> nn.Module:
-        """Return the network with BatchNorm statistics of `images`; set `_fp32_logits`."""
+    def _load_network(self, preset: str) -> nn.Module:
+        """Return torchvision's network with random weights; UsageError if it is missing."""
         import torch
 
         try:
@@ -398,20 +408,21 @@ class ResNet(Model):
                 f"workload resnet50: torchvision cannot be imported ({brief(error)}); install the "
                 f"one for torch {torch.__version__} on every node; {self.packages['torchvision']}"
             ) from error
-        model: nn.Module = getattr(models, preset)().to(memory_format=layout)
-        if images.device.type == "meta":
-            return model
-        apply_precision(Precision.FP32)
-        norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
-        for norm in norms:
-            norm.momentum = None  # take the statistics of this batch, not a moving average
-        with torch.no_grad():
-            model.train()(images)
-        for norm in norms:
-            norm.momentum = 0.1  # torch's default
-        self._fp32_logits = _logits(model, images)
-        apply_precision(context.precision)
+        model: nn.Module = getattr(models, preset)()
         return model
+
+
+def _set_norm_statistics(model: nn.Module, images: Tensor) -> None:
+    """Give each BatchNorm layer the mean and variance of its inputs for these images."""
+    import torch
+
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # take the statistics of this batch, not a moving average
+    with torch.no_grad():
+        model.train()(images)
+    for norm in norms:
+        norm.momentum = 0.1  # torch's default
 
 
 def _logits(model: nn.Module, images: Tensor) -> Tensor:

@@ -225,7 +225,7 @@ class Layout:
         replicate = options.get("dp_replicate")
         if shard == -1:  # as in torchtitan
             shard = world_size // ((replicate or 1) * cp * tp)
-        shard = max(1, shard)  # `why_not_divided` refuses a dp_shard of 0
+        shard = max(1, shard)  # `why_not_trained` refuses a dp_shard of 0
         if replicate is None:
             replicate = max(1, world_size // (shard * cp * tp))
         return cls(dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp)
@@ -242,7 +242,7 @@ class Layout:
 
     @property
     def is_divided(self) -> bool:
-        """Whether each rank has only a part of the model or of a sequence."""
+        """Whether dp_shard, cp or tp exceeds 1, so that a rank has a part of model or sequence."""
         return self.dp_shard * self.cp * self.tp > 1
 
     def batch_of(self, rank: int) -> int:
@@ -254,8 +254,8 @@ class Layout:
         return rank // self.tp % self.cp
 
 
-def why_not_divided(settings: Mapping[str, Any]) -> str | None:
-    """Return why `transformer` cannot train with these settings; None if it can.
+def why_not_trained(settings: Mapping[str, Any]) -> str | None:
+    """Return why `transformer` cannot be trained with these settings; None if it can.
 
     Args:
         settings: all settings of the point, with defaults.

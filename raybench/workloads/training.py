@@ -92,9 +92,9 @@ class Recipe:
     grad_accumulation: int = 1
     # Compile the model as a whole, with DDP around it.
     compile: bool = False
-    # Divides the model over the ranks, in place, and returns the module that training calls. None:
+    # Wraps the model in DDP, or shards it in place; returns the module that training calls. None:
     # `Context.ddp`.
-    divide: Callable[[Any], nn.Module] | None = None
+    parallelize: Callable[[Any], nn.Module] | None = None
     # Whether the optimizer updates all weights in one kernel.
     has_fused_optimizer: bool = False
     # Whether the weights already have the type of the precision, so that there is no autocast.
@@ -171,7 +171,7 @@ class Model(Workload):
         batches: Iterator[Batch],
         recipe: Recipe,
     ) -> None:
-        """Make a model, divide it over the ranks, and let `step` train it. Collective.
+        """Make a model, wrap it in DDP or shard it, and let `step` train it. Collective.
 
         Args:
             make_model: returns a new model; called with the device as torch's default device, and
@@ -191,8 +191,8 @@ class Model(Workload):
         torch.manual_seed(context.seed)
         with context.device:
             self.model = make_model()
-        divide = recipe.divide or context.ddp
-        self.replica = divide(self.model)
+        parallelize = recipe.parallelize or context.ddp
+        self.replica = parallelize(self.model)
         self._forward = compile_model(self.replica, context, wanted=recipe.compile)
         self._forward_without_ddp = compile_model(self.model, context, wanted=recipe.compile)
         self.optimizer = self._make_optimizer(context, recipe)
@@ -419,7 +419,7 @@ def estimate_step(
     return weights + adam_moments + buckets + peak + step.data + _WORKSPACES_BYTES
 
 
-def product_bytes(settings: Mapping[str, Any]) -> int:
+def matmul_element_size(settings: Mapping[str, Any]) -> int:
     """Return the bytes of an element in matrix products: 2 for fp16, bf16 and float8, else 4."""
     return 4 if Precision(settings["precision"]).dtype == "float32" else 2
 

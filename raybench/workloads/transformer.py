@@ -24,7 +24,7 @@ from raybench.workloads.shapes import (
     LlamaShape,
     llama_flops,
     model_flops,
-    why_not_divided,
+    why_not_trained,
 )
 from raybench.workloads.training import (
     OUTPUT_ERROR,
@@ -40,7 +40,7 @@ from raybench.workloads.training import (
     compile_model,
     compute_dtype,
     estimate_step,
-    product_bytes,
+    matmul_element_size,
     slices,
 )
 from raybench.workloads.wall_clock import WALL_METRICS, time_by_wall_clock
@@ -236,7 +236,7 @@ class Transformer(Model):
         if settings["mode"] == "train":
             if settings.get("phase"):
                 return f"phase: {settings['phase']} needs mode: inference"
-            return super().why_not(settings) or why_not_divided(settings)
+            return super().why_not(settings) or why_not_trained(settings)
         if settings["precision"] == Precision.FLOAT8:
             return "precision float8 is for mode: train; take bf16"
         return super().why_not(settings)
@@ -275,22 +275,22 @@ class Transformer(Model):
         shape = replace(shape, layers=settings.get("layers") or shape.layers)
         layout = Layout.make(settings["world_size"], settings)
         parameters = shape.parameter_count(settings["seq_len"])
-        element_size = product_bytes(settings)
+        element_size = matmul_element_size(settings)
         # Autocast keeps residuals in fp32 and copies weights. There is no autocast if weights are
-        # stored or gathered in 16 bits.
+        # stored in bf16, or if dp_shard, cp or tp divides the model: FSDP then casts the weights.
         has_bf16_weights = settings["optimizer_dtype"] == "bf16"
         is_autocast = element_size == 2 and not has_bf16_weights and not layout.is_divided
         residual_size = 4 if is_autocast else element_size
         is_compiled = bool(settings["compile"])
         tokens = float(settings["batch_size"] * settings["seq_len"]) / layout.ranks_per_batch
-        # Numbers per token that a block saves in the type of its products.
+        # Numbers per token that a block saves in the type of its matrix products.
         if isinstance(shape, LlamaShape):
-            # Query, key, value, output of attention, inputs of products, and four parts of SwiGLU.
-            # Compiled code recomputes two of the four parts.
+            # Query, key, value, output of attention, inputs of matrix products, and four parts of
+            # SwiGLU, two of which compiled code recomputes.
             heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
             saved_numbers = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
         else:
-            # Query, key, value, output of attention, inputs of products, both sides of GELU.
+            # Query, key, value, output of attention, inputs of matrix products, both sides of GELU.
             saved_numbers = 14 * shape.width
         # Bytes per token that the backward pass of a block reads.
         block_bytes = 2 * residual_size * shape.width + element_size * saved_numbers
@@ -364,7 +364,7 @@ class Transformer(Model):
             optimizer=training.optimizer,
             grad_accumulation=training.grad_accumulation,
             compile=training.compile and not is_by_block,
-            divide=lambda model: models.divide(
+            parallelize=lambda model: models.parallelize(
                 model, context, layout, options, compiles=compiles_blocks
             ),
             has_fused_optimizer=options["fused_optimizer"],
@@ -378,6 +378,7 @@ class Transformer(Model):
             self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step /= layout.ranks_per_batch
         tokens = sequences * seq_len / layout.ranks_per_batch
+        # Tokens of a step: `over_step` of the metric divides them by the step time.
         self.tokens_per_s_per_device = tokens
         self.model_flops_per_step = model_flops(shape, tokens=tokens, seq_len=seq_len)
         if isinstance(shape, LlamaShape):
@@ -471,5 +472,6 @@ class HostTimedTransformer(Transformer):
         context = self._context
         if context.device.type == "cuda" and not context.cuda_graph:
             times = time_by_wall_clock(self.step, _WALL_STEPS, torch.cuda.synchronize)
+            # Ms of a step: `over_step` of the metrics divides them by the step time.
             self.wall_unsynced_share = times.unsynced_ms
             self.wall_synced_share = times.synced_ms
