@@ -47,8 +47,8 @@ _NODE_WORDS = 4
 _LIMITED_SHARE = 0.02
 # `wait_until_unlimited`: required time without a limit, longest wait, polling period.
 _UNLIMITED_S, _LONGEST_WAIT_S, _WAIT_POLL_S = 0.3, 3.0, 0.05
-# Reasons of limits that are due to heat or a fault, not to the work.
-_HEAT_OR_FAULT = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
+# Reasons of limits that come from heat or from outside, and not from the work.
+_HEAT_OR_POWER_BRAKE = frozenset({"thermal_sw", "thermal_hw", "power_brake"})
 # Shorter measurements of energy are inexact: NVML updates its counter every 20 to 100 ms, and A100
 # and H100 sample only a quarter of the time (arXiv 2312.02741).
 _SHORTEST_ENERGY_S = 2.0
@@ -144,8 +144,8 @@ def describe_device(device: torch.device, index: int, *, node_id: str, address: 
     # A CPU worker.
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    facts["name"] = names[0] if names else platform.processor() or platform.machine()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    facts["name"] = models[0] if models else platform.processor() or platform.machine()
     uuid = f"{node_id}/{os.getpid()}"
     versions = {**package_versions(), **nccl}
     return Device(kind="cpu", uuid=uuid, versions=versions, **facts)
@@ -157,8 +157,8 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     if handle is None:
         return {}
     pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    # Each pair is the current and the pending mode.
     mig_modes = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
-    # Current and pending mode.
     ecc_modes = nvml.ask(pynvml.nvmlDeviceGetEccMode, handle)
     processes = nvml.process_ids(handle)
     sm, memory = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
@@ -306,7 +306,7 @@ def wait_until_unlimited(
         return
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     previous, unlimited_since_s = since, since.time_s
-    # A device without such counters is not waited for.
+    # A device without such counters ends the wait at once.
     while (reading := counters.read()) is not None and reading.limited_s:
         if reading.limited_s != previous.limited_s:
             unlimited_since_s = reading.time_s
@@ -331,9 +331,9 @@ def throttle_reasons(before: DeviceReading | None, after: DeviceReading | None) 
     )
 
 
-def is_held_back(before: DeviceReading | None, after: DeviceReading | None) -> bool:
-    """Return whether heat or a fault limited the clocks; False if unknown."""
-    return not _HEAT_OR_FAULT.isdisjoint(throttle_reasons(before, after))
+def is_limited_by_heat(before: DeviceReading | None, after: DeviceReading | None) -> bool:
+    """Return whether heat or a power brake is among `throttle_reasons`; False if unknown."""
+    return not _HEAT_OR_POWER_BRAKE.isdisjoint(throttle_reasons(before, after))
 
 
 def seconds_between(spans: Iterable[ReadingSpan]) -> float:
@@ -379,6 +379,8 @@ class Sampler:
 
     def sm_clocks_mhz(self, uuid: str, spans_ns: Sequence[SpanNs]) -> tuple[int, ...]:
         """Return the SM clocks of a device in MHz during spans of the last half hour.
+
+        As in `clocks_within`, a reading near the last span may take the place of a missing one.
 
         Args:
             uuid: UUID of the device. An unknown device has no clocks.
@@ -471,11 +473,11 @@ class FactReader:
         self._watches: dict[str, _XidWatch] = {}
 
     def read(self, devices: Sequence[Device]) -> tuple[DeviceFacts, ...]:
-        """Return the facts of each device now; empty for a CPU or a GPU that NVML cannot read."""
-        logged = kernel_xids(self._kernel_log)
-        return tuple(self._read_device(device, logged) for device in devices)
+        """Return the facts of each device now; a CPU, or a GPU without NVML, has no values."""
+        logged_xids = kernel_xids(self._kernel_log)
+        return tuple(self._read_device(device, logged_xids) for device in devices)
 
-    def _read_device(self, device: Device, logged: _LoggedXids | None) -> DeviceFacts:
+    def _read_device(self, device: Device, logged_xids: _LoggedXids | None) -> DeviceFacts:
         now_s = time.monotonic()
         handle = nvml.device(device.uuid) if device.kind == "cuda" else None
         if handle is None:
@@ -486,11 +488,11 @@ class FactReader:
         watch = self._watches[device.uuid]
 
         # Driver errors in the kernel's log.
-        kernel_xids = None
+        device_xids = None
         pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
-        if pci is not None and logged is not None:
+        if pci is not None and logged_xids is not None:
             address = tuple(int(part, 16) for part in pci.busId.split(".")[0].split(":"))
-            kernel_xids = tuple(logged.get(address, ()))
+            device_xids = tuple(logged_xids.get(address, ()))
 
         # Memory, and its repairs.
         memory = nvml.memory(handle)
@@ -504,7 +506,7 @@ class FactReader:
         return DeviceFacts(
             device=device,
             read_s=now_s,
-            kernel_xids=kernel_xids,
+            kernel_xids=device_xids,
             new_xids=watch.read(),
             xids_watched_since_s=watch.since_s,
             memory_free_bytes=None if memory is None else memory.free,
@@ -607,7 +609,7 @@ def _link_errors(handle: Any, link: int) -> dict[str, int]:
         for kind, (counter, _) in _LINK_ERRORS.items()
     }
     if None in counts.values():
-        fields = {kind: (number, link) for kind, (_, number) in _LINK_ERRORS.items()}
+        fields = {kind: (field_id, link) for kind, (_, field_id) in _LINK_ERRORS.items()}
         values = nvml.field_values(handle, tuple(fields.values()))
         for kind, field_of_link in fields.items():
             if counts[kind] is None and field_of_link in values:

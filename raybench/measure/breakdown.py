@@ -73,17 +73,17 @@ _TIME_COLUMNS = (
     "host_gap_ms",
 )
 _PEAK_COLUMNS = tuple(f"mem_{field.name}" for field in fields(PeakParts))
-# How columns are measured, for `Breakdown.methods`.
-HOW_REDUCED = {
+# `Breakdown.methods` of columns that need steps with timed reductions of gradients.
+REDUCTION_METHODS = {
     "comm_ms": "each bucket of gradients from ready to reduced, minimum over ranks",
     "comm_exposed_ms": "step less the slowest rank's step with DDP's noop_hook, at most comm_ms",
     "straggler_ms": "largest local step of a rank less the lower median of the others'",
     "wait_ms": "last gradient ready to last one reduced, less the minimum over ranks",
     "slowest_rank": "its local step is longer than the others'",
 }
-# Methods for steps whose gradients no hook of DDP can time.
+# `Breakdown.methods` if no hook of DDP can time the reductions.
 _METHODS_WITHOUT_HOOK = {
-    **{name: HOW_REDUCED[name] for name in ("straggler_ms", "slowest_rank")},
+    **{name: REDUCTION_METHODS[name] for name in ("straggler_ms", "slowest_rank")},
     "comm_exposed_ms": "step less the slowest rank's step with local copies for collectives",
 }
 _TRAFFIC_METHODS = dict.fromkeys(
@@ -114,12 +114,12 @@ _CALIBRATION_CYCLES = 10_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How many steps a breakdown runs."""
+    """How many samples of each kind of step a breakdown times."""
 
     # Timed samples of most kinds of steps, at least one.
-    steps: int
+    samples: int
     # Upper bound for samples without communication, which run until ranks can be distinguished.
-    most_local_steps: int = 0
+    most_local_samples: int = 0
     # Steps in each sample.
     inner: int = 1
 
@@ -145,7 +145,7 @@ class _StepRunner:
         return [ns / self.extent.inner / NS_PER_MS for ns in block.step_ns]
 
     def time_marked(self, marks: RegionMarks | BucketMarks) -> list[float]:
-        """Run `extent.steps` samples and return their ms per step. Collective.
+        """Run `extent.samples` samples and return their ms per step. Collective.
 
         The marks contain the untimed steps, too; the timed steps are at the end.
         """
@@ -155,7 +155,7 @@ class _StepRunner:
             marks.end_step()
 
         step()
-        return self.time_block(loop_step(step, self.extent.inner), self.extent.steps)
+        return self.time_block(loop_step(step, self.extent.inner), self.extent.samples)
 
 
 def break_down(workload: Workload, timer: Timer, context: Context, extent: Extent) -> Breakdown:
@@ -295,12 +295,12 @@ def _time_gradients(runner: _StepRunner, set_hook: SetHook) -> Breakdown:
     steps_buckets = marks.take()[-len(hooked_ms) * runner.extent.inner :]
     # A step without buckets reduced no gradients.
     if not all(steps_buckets):
-        return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(HOW_REDUCED))
+        return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(REDUCTION_METHODS))
     return Breakdown(
         hooked_ms=tuple(hooked_ms),
         comm_ms=tuple(comm_ms(buckets) for buckets in steps_buckets),
         tail_ms=tuple(tail_ms(buckets) for buckets in steps_buckets),
-        methods=HOW_REDUCED,
+        methods=REDUCTION_METHODS,
     )
 
 
@@ -334,7 +334,7 @@ def _time_local_steps(
     if context.device.type == "cuda":
         early_ms = _time_until_precise(runner, loop, block_context)
         loop_ms = extent.inner * statistics.median(chain(*early_ms))
-        device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.steps, block_context)
+        device_ms = time_queued_steps(loop, optimizer, loop_ms, extent.samples, block_context)
         late_ms = [runner.time_block(loop, len(block), block_context) for block in early_ms]
         if device_ms is not None:
             methods |= _QUEUED_METHODS
@@ -381,11 +381,11 @@ def _time_until_precise(
     With several ranks blocks follow until each rank's median is precise enough to find a slow rank.
     """
     context, extent = runner.context, runner.extent
-    # Time half of the steps; the caller times the other half later.
-    block_steps = max(_SHORTEST_BLOCK, math.ceil(extent.steps / 2))
-    most_steps = math.ceil(extent.most_local_steps / 2) if context.world_size > 1 else 0
-    blocks = [runner.time_block(loop, block_steps, block_context)]
-    while sum(map(len, blocks)) < most_steps:
+    # Time half of the samples; the caller times the other half later.
+    block_samples = max(_SHORTEST_BLOCK, math.ceil(extent.samples / 2))
+    most_samples = math.ceil(extent.most_local_samples / 2) if context.world_size > 1 else 0
+    blocks = [runner.time_block(loop, block_samples, block_context)]
+    while sum(map(len, blocks)) < most_samples:
         steps_ms = list(chain(*blocks))
         # The smallest difference between two ranks that such medians can show.
         detectable_ms = MARK_ERRORS * math.sqrt(2) * median_error(steps_ms)
@@ -393,7 +393,7 @@ def _time_until_precise(
         is_imprecise = detectable_ms > MARK_SHARE / 2 * statistics.median(steps_ms)
         if not any_rank(is_imprecise, context.device):
             break
-        blocks.append(runner.time_block(loop, block_steps, block_context))
+        blocks.append(runner.time_block(loop, block_samples, block_context))
     return blocks
 
 

@@ -91,7 +91,7 @@ def replace_collectives(handler: Handler) -> Iterator[None]:
     with torch.library._scoped_library("c10d", "IMPL") as library, _replaced_functions():
         # torch warns about replaced kernels.
         with warnings.catch_warnings(action="ignore"):
-            for operator in _READERS:
+            for operator in _EFFECTS:
                 _replace_kernels(library, operator, handler)
         yield
 
@@ -105,7 +105,7 @@ def _replace_kernels(library: torch.library.Library, operator: str, handler: Han
     def kernel(*values: Any) -> Any:
         arguments = dict(zip(argument_names, values, strict=False))
         group = ProcessGroup.unbox(arguments["process_group"])
-        kind, message_bytes, copies = _READERS[operator](arguments, group.size(), group.rank())
+        kind, message_bytes, copies = _EFFECTS[operator](arguments, group.size(), group.rank())
         call = CollectiveCall(
             kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies
         )
@@ -252,6 +252,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _in_place(kind: str, arguments: _Arguments) -> _Effect:
+    """Return the effect of a collective that writes its result into its inputs."""
     # DDP needs coalesced tensors.
     copies = [
         (tensor, tensor.coalesce() if tensor.is_sparse else tensor)
@@ -306,8 +307,8 @@ def _recv(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
 
 
-# What each operator `c10d::…` does with its arguments; `a` are the arguments by name.
-_READERS: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
+# Operator `c10d::…` -> function of arguments by name (`a`), number of ranks, and rank.
+_EFFECTS: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     "allreduce_": lambda a, ranks, rank: _in_place("all_reduce", a),
     "allreduce_coalesced_": lambda a, ranks, rank: _in_place("all_reduce", a),
     "broadcast_": lambda a, ranks, rank: _in_place("broadcast", a),

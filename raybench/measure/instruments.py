@@ -399,7 +399,7 @@ def max_over_ranks(values: Sequence[int], device: torch.device) -> list[int]:
     """Return the maximum over ranks of each value. Collective.
 
     Args:
-        values: as many values on each rank.
+        values: the same number of values on each rank.
     """
     if not dist.is_initialized():
         return list(values)
@@ -413,7 +413,7 @@ def gather_durations(step_ns: Sequence[int], device: torch.device) -> list[list[
     """Return the durations of each rank, in rank order. Collective.
 
     Args:
-        step_ns: as many durations on each rank.
+        step_ns: the same number of durations on each rank.
     """
     if not dist.is_initialized():
         return [list(step_ns)]

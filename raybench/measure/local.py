@@ -41,7 +41,8 @@ def time_here(
     Where torch.distributed is initialised, all its ranks must call this.
 
     Args:
-        items: what a step finishes on one rank.
+        functions: the step, and its set-up if there is one.
+        items: number of items that a step finishes on one rank.
         settings: how long to measure. The breakdown is left out on a CPU and with `flush_l2`.
         device: auto is the current GPU if set-up or step use CUDA, else the CPU.
         flush_l2: empty the L2 cache of the GPU before each sample, which then is a single step.
@@ -114,8 +115,8 @@ def _with_flushed_count(
         flush()
         step()
     torch.cuda.synchronize()
-    pair_s = (time.perf_counter() - began_s) / 5
-    count = min(_MOST_FLUSHED, max(_LEAST_FLUSHED, int(settings.timed_s / pair_s)))
+    flush_and_step_s = (time.perf_counter() - began_s) / 5
+    count = min(_MOST_FLUSHED, max(_LEAST_FLUSHED, int(settings.timed_s / flush_and_step_s)))
     return Measure.model_validate(
         {**settings.model_dump(), "iterations": count, "warmup": _FLUSHED_WARMUP}
     )

@@ -273,7 +273,7 @@ class ScriptMarks:
         # a hook of `child.py` was registered before and holds the script.
         self.end_optimizer = self._optimizers.end
 
-    def hook_gradients(self) -> NotMeasured | None:
+    def find_ddp_models(self) -> NotMeasured | None:
         """Find all DDP models; return why `time_gradients` cannot hook them, None if it can.
 
         DDP accepts only one hook in its life, so call `time_gradients` only if all ranks can. This
@@ -304,6 +304,8 @@ class ScriptMarks:
 
     def take(self, steps: int) -> dict[str, list[float]]:
         """Return the times of the last `steps` ended steps in ms; forget all ended steps.
+
+        If `steps` is 0, return nothing and forget nothing.
 
         * optimizer_ms: one value for each step, 0 without optimizer.
         * comm_ms, tail_ms: one value for each step that reduced gradients after `time_gradients`.

@@ -25,7 +25,7 @@ from raybench.hardware.devices import (
     DeviceReading,
     ReadingSpan,
     energy_j,
-    is_held_back,
+    is_limited_by_heat,
     seconds_between,
     throttle_reasons,
     wait_until_unlimited,
@@ -129,8 +129,8 @@ class PointStart:
 
     # Begin of the set-up, by `time.perf_counter`.
     began_s: float
-    # The device's counters when the previous work ended; None: read them now.
-    rested: DeviceReading | None = None
+    # A reading since which nothing has limited the device's clocks; None: read the counters now.
+    unlimited_since: DeviceReading | None = None
     # Makes a context that surrounds each block of steps.
     in_block: InBlock = nullcontext
     # Runs before each sample and is not timed; a sample is then a single step. On GPUs only.
@@ -175,9 +175,11 @@ def measure(
         # this workload.
         gc.collect()
         context.replicas.forget()
-        rested = run.counters.read() if repeat or start.rested is None else start.rested
+        unlimited_since = start.unlimited_since
+        if repeat or unlimited_since is None:
+            unlimited_since = run.counters.read()
         with workload_stream(context), _closing(build()) as workload:
-            wait_until_unlimited(run.counters, rested, settings.max_seconds)
+            wait_until_unlimited(run.counters, unlimited_since, settings.max_seconds)
             setup_s = setup_s or time.perf_counter() - start.began_s
             _time_repeat(workload, run)
             if repeat == settings.repeats - 1:
@@ -211,7 +213,7 @@ def _largest(values: Sequence[int | None]) -> int | None:
 
 
 def _time_repeat(workload: Workload, run: _PointRun) -> None:
-    """Time one build, and add its samples, memory and metrics to the run. Collective."""
+    """Time the workload of one repeat; add samples, memory and metrics to the run. Collective."""
     context = run.context
     run.fields |= declared_of_step(workload)
     if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
@@ -248,7 +250,7 @@ def _closing(workload: Workload) -> Iterator[Workload]:
 
 
 def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
-    """Return the warm-up samples and timed samples of one build. Collective."""
+    """Return the warm-up samples and timed samples of one repeat. Collective."""
     context, policy = run.context, run.policy
     run.is_idle = isinstance(workload, Idle)
     with no_garbage_collection():
@@ -311,7 +313,7 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[list[_Block], int]:
         blocks.append(_Block(samples, gather_durations(samples.step_ns, context.device)))
         if count_compiled_frames() > frames_before:
             compiling_steps = sum(len(block.samples.step_ns) for block in blocks)
-        is_limited = any_rank(is_held_back(before, run.counters.read()), context.device)
+        is_limited = any_rank(is_limited_by_heat(before, run.counters.read()), context.device)
         # Heat the device once, after the first step of the first repeat.
         if len(blocks) == 1 and not run.repetitions and run.policy.settings.heat_s:
             _heat(workload.step, run)
@@ -444,8 +446,8 @@ def _check_gradients(workload: Workload, run: _PointRun) -> None:
         name = type(workload).__name__
         run.doubts.append(Doubt(kind=DoubtKind.NOT_COMPARED_GRADIENTS, subject=name))
         return
-    avoided_by = "measure.check_gradients: false"
-    error = _try_check("gradient_error", workload.gradient_error, run, avoided_by)
+    disabled_by = "measure.check_gradients: false"
+    error = _try_check("gradient_error", workload.gradient_error, run, disabled_by)
     run.fields["gradient_error"] = error
     doubt = gradient_doubt(error, run.context.precision)
     if doubt is not None:
@@ -459,7 +461,7 @@ def _add_breakdown_and_profile(workload: Workload, run: _PointRun, profile: bool
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
     steps = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
     most_local_steps = run.agree(lambda: run.policy.most_local_steps(slowest_ns))
-    extent = Extent(steps=steps, most_local_steps=most_local_steps, inner=last.inner_iterations)
+    extent = Extent(samples=steps, most_local_samples=most_local_steps, inner=last.inner_iterations)
 
     def make_breakdown() -> Breakdown:
         if isinstance(run.timer, ScriptTimer):
@@ -483,14 +485,18 @@ def _add_breakdown_and_profile(workload: Workload, run: _PointRun, profile: bool
     run.fields["breakdown"] = breakdown
 
 
-def _try_check(name: str, check: Callable[[], T], run: _PointRun, avoided_by: str) -> T | None:
-    """Return the result of a check after the timed steps; if the check fails, add a doubt."""
+def _try_check(name: str, check: Callable[[], T], run: _PointRun, disabled_by: str) -> T | None:
+    """Return the result of a check after the timed steps; if the check fails, add a doubt.
+
+    Args:
+        disabled_by: the setting or option that leaves the check out, for the error message.
+    """
     try:
         return check()
     except Exception as error:
         # With several ranks the point fails, because other ranks may wait in a collective.
         if run.context.world_size > 1:
-            add_note(error, f"in the {name}, after the timed steps; {avoided_by} leaves it out")
+            add_note(error, f"in the {name}, after the timed steps; {disabled_by} leaves it out")
             raise
         failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"{name}: {brief(error)}")
         run.doubts.append(failed)

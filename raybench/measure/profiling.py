@@ -279,7 +279,8 @@ def _with_hook(tensor: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
 
 
 _autograd: Any = torch._C._autograd  # much of it is missing from torch's types
-_OPERATORS = {
+# Kernel of attention, as the setting `attention` names it -> operators that call it.
+_ATTENTION_OPERATORS = {
     "flash": (
         "aten::_flash_attention_forward",
         "aten::_scaled_dot_product_flash_attention",
@@ -306,11 +307,13 @@ def attention_kernels(step: Step) -> tuple[str, ...]:
     finally:
         threads = _autograd._disable_profiler_legacy()
     called = {event.name() for events in threads for event in events}
-    return tuple(kernel for kernel, names in _OPERATORS.items() if not called.isdisjoint(names))
+    return tuple(
+        kernel for kernel, names in _ATTENTION_OPERATORS.items() if not called.isdisjoint(names)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
+class FlopCount:
     """The floating-point operations of one step of one rank."""
 
     # None: unknown.
@@ -319,7 +322,7 @@ class Counted:
     method: str
 
 
-def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> Counted:
+def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Context) -> FlopCount:
     """Count the operations of one step on one rank; if that fails, return the reason. Collective.
 
     This builds the workload for one rank on the meta device and runs one step. If ranks share
@@ -361,12 +364,12 @@ def step_flops(workload_class: type, params: Mapping[str, Scalar], context: Cont
                 f"{brief(error)}"
             )
         remedy = "set flops_per_step in the class to tell it"
-        return Counted(flops=None, method=f"not counted: {why}; {remedy}")
+        return FlopCount(flops=None, method=f"not counted: {why}; {remedy}")
     flops = counter.get_total_flops()
     if not flops:
-        return Counted(flops=None, method="not counted: the step has none that the counter knows")
+        return FlopCount(flops=None, method="not counted: the step has none that the counter knows")
     method = "matrix products, convolutions and attention of one step, counted on meta tensors"
-    return Counted(flops=flops / ranks, method=method)
+    return FlopCount(flops=flops / ranks, method=method)
 
 
 @contextmanager

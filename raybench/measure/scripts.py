@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from raybench.conversion import NS_PER_MS
-from raybench.measure.breakdown import HOW_REDUCED, PLAIN_STEP, Extent, all_not_measured
+from raybench.measure.breakdown import PLAIN_STEP, REDUCTION_METHODS, Extent, all_not_measured
 from raybench.measure.instruments import (
     InBlock,
     MemoryUse,
@@ -131,7 +131,7 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
     memory, traffic, regions, device_ms and wall. DDP reduces no gradients afterwards.
 
     Args:
-        extent: only `steps` is used.
+        extent: only `samples` is used.
 
     Raises:
         ScriptFailedError: this rank's script has failed.
@@ -142,7 +142,7 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
     has_peers, on_gpu = context.world_size > 1, context.device.type == "cuda"
 
     def time_steps() -> tuple[tuple[float, ...], Mapping[str, Sequence[float]]]:
-        samples = timer.time_block(script.step, extent.steps, PartTimes(), lead_in=_LEAD_IN)
+        samples = timer.time_block(script.step, extent.samples, PartTimes(), lead_in=_LEAD_IN)
         return tuple(ns / NS_PER_MS for ns in samples.step_ns), script.parts
 
     # All ranks must be able to time the parts.
@@ -183,7 +183,7 @@ def break_down_script(timer: ScriptTimer, context: Context, extent: Extent) -> B
             "local_step_ms": "step with DDP's noop_hook" if has_peers else PLAIN_STEP,
             "compute_ms": f"local step less optimizer_ms{gaps}",
             "optimizer_ms": f"{'CUDA events' if on_gpu else 'host clock'} around Optimizer.step",
-            **(HOW_REDUCED if has_peers else {}),
+            **(REDUCTION_METHODS if has_peers else {}),
         },
         not_measured={
             "host_gap_ms": NotMeasured.SCRIPT_NOT_QUEUED if on_gpu else NotMeasured.GAP_OF_CPU

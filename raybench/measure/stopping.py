@@ -36,6 +36,7 @@ class TimingProgress:
     drifted_ns: Sequence[float] = ()
     # Timed samples, each the mean of `inner` steps.
     sample_ns: Sequence[float] = ()
+    # Steps in each drifted or timed sample.
     inner: int = 1
     # Whether samples replay a CUDA graph.
     is_graph: bool = False
@@ -66,7 +67,7 @@ class TimingProgress:
         return level_change([*warmup_ns, *self.drifted_ns, *self.sample_ns])
 
 
-def load_decisions() -> None:
+def import_scipy() -> None:
     """Load scipy now, so that the first decision does not wait for it."""
     student_t(1.0)
 
@@ -114,12 +115,14 @@ class StoppingPolicy:
     ) -> int:
         """Return the number of iterations of the next warm-up block; 0 ends the warm-up.
 
-        A block takes at most 5 s or has one iteration. A number that the job fixes is kept.
+        A block takes at most 5 s or has one iteration. If the job fixes the number of iterations,
+        only `at_least` can raise it.
 
         Args:
             step_ns: durations of the iterations so far. The first, cold iteration is ignored.
             at_least: number of iterations needed in all, even if job and budget allow fewer.
-            is_limited: whether clocks were limited in the last block; another block follows then.
+            is_limited: whether heat or a fault limited the clocks in the last block; another block
+                follows then.
         """
         settings, span, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:

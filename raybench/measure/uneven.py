@@ -91,7 +91,7 @@ def share_out(
         check = workload.gradient_error
         local_error = None if check is None else float(check())
         gradient_error = gather_objects(local_error)[shares.index(max(shares))]
-        is_normalized = has_batch_norm(workload)
+        with_batch_norm = has_batch_norm(workload)
 
     exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
     probe = group_probe.probes[rank]
@@ -121,7 +121,7 @@ def share_out(
         context=share_context,
         kind=kind,
         share=share,
-        doubts=tuple(_share_doubts(step, share, has_batch_norm=is_normalized)),
+        doubts=tuple(_share_doubts(step, share, has_batch_norm=with_batch_norm)),
     )
 
 

@@ -349,8 +349,8 @@ class NcclLogFile:
         self._file: int | None = None
         # Byte at which the lines of the current group begin in the file.
         self._log_begin = 0
-        # Transports of the current group whose lines NCCL has deleted.
-        self._earlier_routes: frozenset[str] = frozenset()
+        # Transports of the current group whose lines `choices` made NCCL delete.
+        self._saved_routes: frozenset[str] = frozenset()
         self._find_log_reset = find_log_reset
 
     @contextmanager
@@ -359,7 +359,7 @@ class NcclLogFile:
 
         The group must communicate in the block, and NCCL must not be used before the first block.
         """
-        self._earlier_routes = frozenset()
+        self._saved_routes = frozenset()
         if self._file is None and os.environ.get("NCCL_DEBUG"):
             yield
             return
@@ -372,11 +372,11 @@ class NcclLogFile:
             yield
 
     def routes(self) -> tuple[str, ...]:
-        """Return this rank's transports since `record`, such as `P2P/CUMEM`; () if unknown."""
+        """Return this rank's transports in its group, such as `P2P/CUMEM`; () if unknown."""
         if self._file is None:
             return ()
         log = nccl_log.parse(_read_lines(self._file, self._log_begin))
-        return tuple(sorted(self._earlier_routes.union(route.words for route in log.routes)))
+        return tuple(sorted(self._saved_routes.union(route.words for route in log.routes)))
 
     def choices(self, step: Callable[[], object]) -> tuple[str, ...]:
         """Run a step; return what NCCL ran in it, as `AllReduce 4 B: RING LL, 2 channels`.
@@ -387,8 +387,8 @@ class NcclLogFile:
         if self._file is None or reset_log is None:
             step()
             return ()
-        # NCCL truncates the file when it opens it again, so keep the transports read so far.
-        self._earlier_routes, self._log_begin = frozenset(self.routes()), 0
+        # NCCL truncates the file when it opens it again, so save the transports first.
+        self._saved_routes, self._log_begin = frozenset(self.routes()), 0
         choices_file = os.memfd_create("raybench-nccl-choices")
         try:
             with set_variables(_log_variables(choices_file, _CHOICE_LOGS)):

@@ -21,8 +21,8 @@ from raybench.hardware.devices import Counters, DeviceReading, describe_device
 from raybench.job import registry
 from raybench.job.point import Point, Precision
 from raybench.measure import phases
-from raybench.measure.profiling import Counted, step_flops, tflops_sustained
-from raybench.measure.stopping import load_decisions
+from raybench.measure.profiling import FlopCount, step_flops, tflops_sustained
+from raybench.measure.stopping import import_scipy
 from raybench.measure.uneven import GroupProbe, share_out
 from raybench.records.code import Code, code_here, differing_files, raybench_sha256
 from raybench.records.device import Device
@@ -74,11 +74,13 @@ class Worker:
         self._device = torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
         self._index = index
         self._group = ProcessGroup(self._device)
-        self._flops: dict[object, Counted] = {}
+        # Operations of a step, by process group and kind of step.
+        self._flops: dict[object, FlopCount] = {}
+        # Speeds of the devices for uneven steps; `share_out` chooses the keys.
         self._group_probes: dict[object, GroupProbe] = {}
         self._gemm_tflops: dict[Precision, float | None] = {}
-        # First reading of the device's counters since its clocks were last limited.
-        self._rested: DeviceReading | None = None
+        # A reading of the device's counters since which nothing has limited its clocks.
+        self._unlimited_since: DeviceReading | None = None
         # Workload -> code that was loaded for it.
         self._code: dict[str, Code | None] = {}
         self._address = "127.0.0.1"
@@ -199,7 +201,7 @@ class Worker:
         untimed = [precision for precision in precisions if precision not in self._gemm_tflops]
         self._gemm_tflops |= tflops_sustained(self._device, untimed)
         if untimed:
-            self._update_rested_counters()
+            self._update_unlimited_since()
 
     def _enter_device(self) -> None:
         # The current CUDA device belongs to the thread, and an actor may change its thread.
@@ -244,12 +246,14 @@ class Worker:
             part.context,
             task.settings,
             start=phases.PointStart(
-                began_s=began_s, rested=self._rested, in_block=self._responder.blocks.running
+                began_s=began_s,
+                unlimited_since=self._unlimited_since,
+                in_block=self._responder.blocks.running,
             ),
             profile=task.profile,
             nccl_choices=self._group.nccl_log.choices,
         )
-        self._update_rested_counters()
+        self._update_unlimited_since()
         # Read the doubts before the workload's settings are undone.
         doubts = (*part.doubts, *measurement.doubts)
         doubts += tuple(precision_doubts(point.precision, self._device))
@@ -291,7 +295,7 @@ class Worker:
         )
         workload_class: Any = as_workload(registry.load_workload(point.workload))
         if task.code is not None and task.code.functions:
-            workload_class = workload_class.carrying(task.code.functions)
+            workload_class = workload_class.of_pickled(task.code.functions)
 
         def make_workload(context: Context, params: Parameters) -> Workload:
             apply_precision(point.precision)
@@ -318,16 +322,16 @@ class Worker:
 
     def _count_flops(
         self, measurement: Measurement, part: Part, group: GroupSpec | None
-    ) -> Counted:
+    ) -> FlopCount:
         """Return the floating-point operations of a step, and how they were counted."""
         if measurement.flops_per_step is not None:
-            return Counted(flops=measurement.flops_per_step, method="declared by the workload")
+            return FlopCount(flops=measurement.flops_per_step, method="declared by the workload")
         if measurement.items_per_step == 0:
-            return Counted(flops=None, method="none: the rank has no share of the step")
+            return FlopCount(flops=None, method="none: the rank has no share of the step")
         if measurement.message_bytes is not None:
-            return Counted(flops=None, method="none: a collective is no arithmetic")
+            return FlopCount(flops=None, method="none: a collective is no arithmetic")
         if part.kind is None:
-            return Counted(flops=None, method="unknown: operations of a script are not counted")
+            return FlopCount(flops=None, method="unknown: operations of a script are not counted")
         # Counting may communicate, so either all ranks must count or all must use an earlier count.
         # Therefore the group belongs to the key.
         key = (group, part.kind)
@@ -336,16 +340,16 @@ class Worker:
             self._flops[key] = step_flops(workload_class, dict(part.kind.params), part.context)
         return self._flops[key]
 
-    def _update_rested_counters(self) -> None:
-        """Read the device's counters; keep the last reading if no clock was limited since."""
-        now, last = self._counters.read(), self._rested
+    def _update_unlimited_since(self) -> None:
+        """Keep the earlier reading of the counters unless a clock was limited since."""
+        now, last = self._counters.read(), self._unlimited_since
         if now is None or last is None or now.limited_s != last.limited_s:
-            self._rested = now
+            self._unlimited_since = now
 
 
 def preload() -> None:
-    """Load the modules and hashes that every Worker needs, before there is a device."""
-    load_decisions()
+    """Load the modules and hashes that every Worker needs; this needs no device."""
+    import_scipy()
     # Hash now: the files may change after they are loaded.
     raybench_sha256()
     _freeze_live_objects()

@@ -51,7 +51,7 @@ class Function(Workload):
     takes_batch_size = False
     takes_precision = False
 
-    # Set by `of`; a class because the class of a workload is all that a worker is told.
+    # Set by `of` on a subclass, because a worker calls the class with context and parameters only.
     functions: ClassVar[StepFunctions | None] = None
 
     def __init__(
@@ -68,7 +68,7 @@ class Function(Workload):
                 "names a class, as package.module:Class"
             )
         self.items_per_step = items_per_step
-        # In place of the method: no call of ours is timed.
+        # Replace the method, so that no additional call is timed.
         step: Any = self.functions.bind(context)
         self.step = step  # type: ignore[method-assign]
 
@@ -78,8 +78,8 @@ class Function(Workload):
         return type(cls.__name__, (cls,), {"functions": functions})
 
     @classmethod
-    def carrying(cls, pickled: bytes) -> type[Self]:
-        """Return a class that times pickled functions. Only unpickle what this run has sent."""
+    def of_pickled(cls, pickled: bytes) -> type[Self]:
+        """Return a class that times pickled functions; they must come from this run."""
         functions = pickle.loads(pickled)
         assert isinstance(functions, StepFunctions)
         return cls.of(functions)

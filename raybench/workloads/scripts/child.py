@@ -35,7 +35,7 @@ _RESPONDER = Path(__file__).parents[2] / "hangs" / "responder.py"
 _PR_SET_PDEATHSIG = 1
 # Not from raybench.conversion, because the script's process must not load the package.
 _NS_PER_MS = 1_000_000
-# Limits of what is sent of an exception: the parent keeps no more.
+# Limits of the text and frames of an exception: the parent keeps no more.
 _MOST_CHARACTERS = 20_000
 _MOST_FRAMES = 100
 
@@ -152,6 +152,7 @@ class _StepControl:
         self._seen_optimizers: WeakSet[Any] = WeakSet()
         # Names of the classes of all optimizers that have stepped.
         self.optimizer_names: dict[str, None] = {}
+        # Whether the warm-up is over, so that no other optimizer can end iterations.
         self._is_warm = False
         # Untimed and then timed iterations that are left in the block.
         self._lead_in_left = self._timed_left = 0
@@ -238,7 +239,7 @@ class _StepControl:
                         device = clock.device or sys.modules["torch"].device("cpu")
                         self._marks = import_module(message["module"]).ScriptMarks(device)
                         if message["has_peers"]:
-                            why_not = self._marks.hook_gradients() or ""
+                            why_not = self._marks.find_ddp_models() or ""
                     except Exception as error:  # not fatal: the steps were timed before
                         self._marks = None
                         why_not, error_text = "not_beside_script", repr(error)

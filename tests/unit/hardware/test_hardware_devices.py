@@ -22,7 +22,7 @@ from raybench.hardware.devices import (
     clocks_within,
     describe_device,
     energy_j,
-    is_held_back,
+    is_limited_by_heat,
     kernel_xids,
     throttle_reasons,
     wait_until_unlimited,
@@ -251,10 +251,10 @@ def test_a_device_rests_until_throttling_ends(monkeypatch, limited_s, since_s, m
 def test_only_heat_and_faults_hold_clocks_back():
     before = reading(0.0, thermal_sw=5.0, thermal_hw=5.0, power_brake=5.0, power_cap=5.0)
     later_s = {reason: reading(1.0, **{reason: 5.5}) for reason in before.limited_s}
-    held = [reason for reason, after in later_s.items() if is_held_back(before, after)]
+    held = [reason for reason, after in later_s.items() if is_limited_by_heat(before, after)]
     assert held == ["thermal_sw", "thermal_hw", "power_brake"]
-    assert not is_held_back(before, reading(1.0, thermal_sw=5.0))
-    assert not is_held_back(before, None)
+    assert not is_limited_by_heat(before, reading(1.0, thermal_sw=5.0))
+    assert not is_limited_by_heat(before, None)
 
 
 def test_a_sample_holds_the_values_of_nvml(monkeypatch):

@@ -61,7 +61,7 @@ def test_collectives_run_one_after_the_other(buckets, comm, tail):
 
 def test_a_cpu_rank_reports_local_step_and_optimizer():
     workload = Slow()
-    found = break_down(workload, Timer(CPU), ALONE, Extent(steps=5))
+    found = break_down(workload, Timer(CPU), ALONE, Extent(samples=5))
     assert [len(block) for block in found.local_ms] == [3, 3]
     # Not how much longer: the machine may be busy.
     assert found.optimizer_ms >= 4
@@ -90,7 +90,7 @@ class Uneven(Workload):
 def blocks_of_rank(rank: int, store: str) -> list[int]:
     """The sizes of the blocks of local steps on this rank."""
     with gloo(rank, 2, store):
-        extent = Extent(steps=6, most_local_steps=40)
+        extent = Extent(samples=6, most_local_samples=40)
         found = break_down(Uneven(rank), Timer(CPU), make_context(rank, 2), extent)
     return [len(block) for block in found.local_ms]
 
@@ -114,7 +114,7 @@ def test_only_outermost_optimizers_of_a_step_add_up(monkeypatch):
 def test_gradient_hooks_of_a_ddp_subclass_are_found():
     model = type("Own", (DistributedDataParallel,), {"__init__": nn.Module.__init__})()
     model._comm_hooks = ["its own"]
-    assert ScriptMarks.hook_gradients(SimpleNamespace()) is NotMeasured.SCRIPT_OWN_HOOK
+    assert ScriptMarks.find_ddp_models(SimpleNamespace()) is NotMeasured.SCRIPT_OWN_HOOK
 
 
 def test_no_marks_are_read_without_steps():
@@ -124,7 +124,7 @@ def test_no_marks_are_read_without_steps():
 def test_a_cuda_graph_is_not_broken_down():
     workload = Slow()
     context = replace(ALONE, cuda_graph=True)
-    found = break_down(workload, Timer(CPU), context, Extent(steps=5))
+    found = break_down(workload, Timer(CPU), context, Extent(samples=5))
     assert workload.steps == 0
     assert found.local_ms == found.comm_ms == ()
     assert found.methods == {}
@@ -162,6 +162,6 @@ def test_no_rank_runs_queued_steps_where_one_cannot(spins, monkeypatch, issue_ms
     assert breakdown.time_queued_steps(lambda: None, OptimizerMarks(CPU), 700, steps=3) is None
     monkeypatch.setattr(breakdown, "watch_peak", lambda *_: None)
     context = replace(ALONE, device=torch.device("cuda", 0))
-    found = break_down(Slow(), Timer(CPU), context, Extent(steps=3))
+    found = break_down(Slow(), Timer(CPU), context, Extent(samples=3))
     assert found.not_measured["optimizer_ms"] is NotMeasured.HOST_TOO_SLOW
     assert spins == []

@@ -97,7 +97,7 @@ def sum_after_error() -> float:
 
 def taken_apart(workload: Workload, context: Context) -> Breakdown:
     workload.step()
-    return break_down(workload, Timer(CPU), context, Extent(steps=4))
+    return break_down(workload, Timer(CPU), context, Extent(samples=4))
 
 
 def break_all_down(rank: int) -> dict[str, Breakdown]:
@@ -230,7 +230,7 @@ def test_steps_of_only_or_no_communication_stay_whole(answers):
     found = answers[0].breakdowns["collective"]
     assert found.local_ms == ()
     assert found.not_measured["comm_exposed_ms"] is NotMeasured.COMMUNICATION
-    found = break_down(Silent(), Timer(CPU), context_of(0), Extent(steps=3))
+    found = break_down(Silent(), Timer(CPU), context_of(0), Extent(samples=3))
     assert found.local_ms == ()
     assert found.not_measured["local_step_ms"] is NotMeasured.NO_COLLECTIVES
 

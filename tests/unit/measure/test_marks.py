@@ -93,7 +93,7 @@ def test_only_steps_with_regions_run_again_for_them():
         context = make_context()
         workload = Counted(context, names)
         workload.step()
-        found = break_down(workload, Timer(CPU), context, Extent(steps=3))
+        found = break_down(workload, Timer(CPU), context, Extent(samples=3))
         assert [region.name for region in found.regions] == list(names)
         steps[names] = workload.steps
     # One to warm up, two that are not timed, and three.
@@ -131,7 +131,7 @@ def test_regions_in_compiled_code_are_omitted_and_named():
     context = make_context()
     workload = region_workloads.Compiled(context)
     workload.step()
-    found = break_down(workload, Timer(CPU), context, Extent(steps=3))
+    found = break_down(workload, Timer(CPU), context, Extent(samples=3))
     assert [region.name for region in found.regions] == ["around"]
     assert found.regions[0].ms >= SHORT_S * 1e3
     assert found.methods["regions"].endswith("torch.compile: inside")

@@ -254,7 +254,7 @@ def test_breakdown_and_profile_come_last_and_once(monkeypatch):
     breakdown, profile = Breakdown(device_ms=1.0), Profile(trace=b"x")
 
     def broken_down(workload, timer, context, extent):
-        calls.append(f"breakdown of {extent.steps}")
+        calls.append(f"breakdown of {extent.samples}")
         return breakdown
 
     def profiled(workload, context, steps):
@@ -408,7 +408,7 @@ def test_set_up_includes_waiting_for_clocks_after_build(clock, monkeypatch):
 
     settings = Measure(warmup=1, iterations=1, breakdown=False)
     began_s = time.perf_counter() - 100
-    start = phases.PointStart(began_s=began_s, rested=rested)
+    start = phases.PointStart(began_s=began_s, unlimited_since=rested)
     found = phases.measure(build, make_context(), settings, start=start)
     assert done == ["built", "waited"]
     assert found.setup_s >= 100.02

@@ -21,7 +21,7 @@ from raybench.job import registry
 from raybench.job.model import Measure
 from raybench.job.point import Precision
 from raybench.measure import phases
-from raybench.measure.profiling import Counted
+from raybench.measure.profiling import FlopCount
 from raybench.records.code import code_of
 from raybench.records.doubts import Doubt, DoubtKind
 from raybench.records.measurement import Failure, Measurement
@@ -275,7 +275,7 @@ def test_every_repeat_starts_with_the_same_seed(workload):
 
 
 def test_operations_are_counted_once_for_equal_points(monkeypatch):
-    counted = Mock(return_value=Counted(flops=5.0, method="by hand"))
+    counted = Mock(return_value=FlopCount(flops=5.0, method="by hand"))
     monkeypatch.setattr("raybench.worker.worker.step_flops", counted)
     worker, first = Worker("cpu", 0), make_task()
     for changes in ({}, {"precision": Precision.BF16}, {"batch_size": 4}):
@@ -434,7 +434,7 @@ def test_a_device_rests_since_its_last_throttled_point(monkeypatch, limited_each
             return DeviceReading(time_s=number, limited_s={"power_cap": number * limited_each_s})
 
     def watched(*given, **named):
-        rested.append(named["start"].rested)
+        rested.append(named["start"].unlimited_since)
         return measure(*given, **named)
 
     monkeypatch.setattr("raybench.worker.worker.Counters", lambda device: Counters())

@@ -134,7 +134,7 @@ def rehook(case: str, rank: int) -> SimpleNamespace:
 def broken_down(rank: int) -> Breakdown:
     context = context_of("small buckets", rank)
     workload = build("small buckets", context)
-    return break_down(workload, Timer(torch.device("cpu")), context, Extent(steps=4))
+    return break_down(workload, Timer(torch.device("cpu")), context, Extent(samples=4))
 
 
 class Twice:
@@ -161,7 +161,7 @@ def own_class(rank: int) -> Breakdown:
     workload = as_workload(Twice)(context)
     held = list(workload.models)
     workload.step()
-    found = break_down(workload, Timer(torch.device("cpu")), context, Extent(steps=4))
+    found = break_down(workload, Timer(torch.device("cpu")), context, Extent(samples=4))
     # The same objects, which may be held anywhere.
     assert all(one is other for one, other in zip(held, workload.models, strict=True))
     assert not any(model.module.training for model in workload.models)

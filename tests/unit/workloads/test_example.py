@@ -36,7 +36,7 @@ def test_the_example_with_regions_names_all_parts():
     context = make_context(batch_size=2, precision=Precision.BF16)
     workload = names["DecoderParts"](context, width=16, layers=2, seq_len=4)
     workload.step()
-    found = break_down(workload, Timer(context.device), context, Extent(steps=3))
+    found = break_down(workload, Timer(context.device), context, Extent(samples=3))
     calls = {region.name: region.calls for region in found.regions}
     assert calls == {"forward": 1, "attention": 2, "mlp": 2, "backward": 1}
 
