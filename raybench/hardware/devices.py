@@ -73,7 +73,7 @@ _FABRIC_STATES = {
     pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in progress",
     pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "completed",
 }
-# Each fault has two bits in the mask of the fabric's health: 1 is true, 2 false, 0 not supported.
+# Shift of a fault's two bits in the mask of the fabric's health -> name of the fault.
 _FABRIC_FAULTS = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "degraded bandwidth",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY: "an unhealthy route",
@@ -244,7 +244,7 @@ def _free_bytes(folder: str) -> int | None:
 class DeviceReading:
     """The counters of a device at one moment, since the driver was loaded."""
 
-    # By `time.monotonic`.
+    # Moment of the reading by `time.monotonic`.
     time_s: float
     energy_j: float | None = None
     # Reason -> seconds for which the clocks were limited; empty if the device does not count them.
@@ -592,6 +592,7 @@ def _link_facts(handle: Any) -> dict[str, Any]:
         return facts
     state = _FABRIC_STATES.get(info.state)
     mask = info.healthMask
+    # The two bits of a fault: 0 is not supported, 1 is true, 2 is false.
     faults = [name for shift, name in _FABRIC_FAULTS.items() if (mask >> shift) & 0b11 == 1]
     # The configuration has four bits: 0 is not supported, 1 is correct, and more is a fault.
     shift = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION

@@ -40,7 +40,7 @@ def read_host(load: float | None = None, adapters: Path | None = None) -> HostFa
     folder = adapters or Path("/sys/class/infiniband")
     return HostFacts(
         load=psutil.getloadavg()[0] if load is None else load,
-        # The load is that of the whole host, whatever share of it this process may use.
+        # The load counts the whole host, even if this process may use only some of the cores.
         cores=os.cpu_count() or 1,
         memlock_bytes=math.inf if memlock == resource.RLIM_INFINITY else float(memlock),
         interfaces=interfaces,

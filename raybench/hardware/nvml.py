@@ -131,7 +131,7 @@ def current_throttle_reasons(handle: Any) -> tuple[str, ...]:
     """
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
-        # For drivers before 535.
+        # Drivers before 535 lack the first function.
         bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     positions = range(int(bits).bit_length())
     active = [1 << position for position in positions if bits >> position & 1]
@@ -143,7 +143,7 @@ def temperature_c(handle: Any) -> float | None:
     sensor = pynvml.NVML_TEMPERATURE_GPU
     answer = ask(pynvml.nvmlDeviceGetTemperatureV, handle, sensor)
     if answer is None:
-        # For drivers before 570.
+        # Drivers before 570 lack the first function.
         answer = ask(pynvml.nvmlDeviceGetTemperature, handle, sensor)
     return None if answer is None else float(answer)
 
