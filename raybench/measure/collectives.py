@@ -293,7 +293,7 @@ def _gather(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
 
 def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     outputs, input_lists = arguments["output_tensors"], arguments["input_tensors"]
-    # Only the sending rank has inputs.
+    # Only the sending rank has inputs; None is data of another rank.
     sources = [inputs[rank] for inputs in input_lists] or [None] * len(outputs)
     return "scatter", ranks * _bytes(outputs), list(zip(outputs, sources, strict=True))
 

@@ -456,12 +456,13 @@ def _check_gradients(workload: Workload, run: _PointRun) -> None:
 
 def _add_breakdown_and_profile(workload: Workload, run: _PointRun, profile: bool) -> None:
     """Add breakdown and profile to the run; the workload cannot be timed afterwards. Collective."""
-    # All ranks must run the same number of steps, so decide by the slowest rank.
+    # All ranks must run the same number of samples, so decide by the slowest rank. A sample is a
+    # step, or a loop of short steps.
     context, last = run.context, run.repetitions[-1]
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
-    steps = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
-    most_local_steps = run.agree(lambda: run.policy.most_local_steps(slowest_ns))
-    extent = Extent(samples=steps, most_local_samples=most_local_steps, inner=last.inner_iterations)
+    count = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
+    most_local = run.agree(lambda: run.policy.most_local_steps(slowest_ns))
+    extent = Extent(samples=count, most_local_samples=most_local, inner=last.inner_iterations)
 
     def make_breakdown() -> Breakdown:
         if isinstance(run.timer, ScriptTimer):
@@ -480,7 +481,7 @@ def _add_breakdown_and_profile(workload: Workload, run: _PointRun, profile: bool
         run.doubts.append(Doubt(kind=DoubtKind.NOT_PROFILED))
     elif profile:
         run.fields["profile"] = _try_check(
-            "profile", lambda: profiling.profile(workload, context, steps), run, "no --profile"
+            "profile", lambda: profiling.profile(workload, context, count), run, "no --profile"
         )
     run.fields["breakdown"] = breakdown
 

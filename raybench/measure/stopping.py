@@ -128,18 +128,18 @@ class StoppingPolicy:
         if done == 0:
             return 1
         warm_ns = step_ns[1:]
-        # First run `warmup.min` iterations, and one beside the cold iteration.
+        # First run `warmup.min` iterations, and at least one after the cold iteration.
         wanted = max(span.min, min(2, span.max))
         if done >= span.min and not span.is_fixed:
             # Then fill `least_warmup_s`, with up to 1000 iterations.
             fitting = _iterations_in(settings.least_warmup_s, warm_ns)
-            filling = 1 + min(self.max_single_steps, fitting)
-            if done < self.enough_share * filling:
-                wanted = filling
+            count_to_fill = 1 + min(self.max_single_steps, fitting)
+            if done < self.enough_share * count_to_fill:
+                wanted = count_to_fill
             elif _drifts(level_change(warm_ns)):
                 # Then grow by half until the step time is steady, up to `warmup.max`.
                 grown = max(done + 1, round(done * self.warmup_growth))
-                wanted = min(max(span.max, filling), grown)
+                wanted = min(max(span.max, count_to_fill), grown)
         left_s = settings.most_warmup_s - sum(warm_ns) / NS_PER_S
         required = max(0, at_least - done)
         missing = max(required, wanted - done)
