@@ -1,6 +1,6 @@
 """A worker that times kernels, copies and collectives, in a process that soon ends.
 
-Its process starts in half the time of that of a `Worker`, because it does not import the compiler.
+Its process does not import the compiler, and so starts twice as fast as the process of a `Worker`.
 It restores nothing after a point, so it runs built-in workloads only.
 """
 

@@ -32,7 +32,7 @@ from raybench.hardware import nccl_log
 from raybench.measure.instruments import align_ranks, any_rank
 from raybench.records.environment import set_variables
 from raybench.records.task import GroupSpec, RankInfo, Task
-from raybench.workloads.scripts.running import TIMES_OF_COLLECTIVES
+from raybench.workloads.scripts.running import COLLECTIVE_TIMING_VARIABLES
 
 # torch's time limit is later than the driver's, because the driver must end a point first.
 _TIMEOUT_MARGIN_S = 60.0
@@ -134,7 +134,7 @@ class ProcessGroup:
             if self.is_broken(group):
                 raise GroupGoneError("a rank has failed on its way to it")
             time.sleep(_POLL_S)
-        timing_variables = TIMES_OF_COLLECTIVES if task.settings.hang_s is not None else {}
+        timing_variables = COLLECTIVE_TIMING_VARIABLES if task.settings.hang_s is not None else {}
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
         with set_variables(timing_variables):
@@ -161,7 +161,7 @@ class ProcessGroup:
                 self._clear_joined()
 
     def take_down(self, timeout_s: float) -> bool:
-        """End the group on all ranks; return whether it and the device's work ended in time.
+        """End the group on all ranks; return whether group and device work ended in time.
 
         If the result is False, the process cannot be used any more. With NCCL, running collectives
         return garbage without an error.
@@ -190,7 +190,7 @@ class ProcessGroup:
         thread.join(timeout_s)
         return has_ended.is_set()
 
-    def check(self, workload: str) -> None:
+    def check_is_intact(self, workload: str) -> None:
         """Raise UsageError if the workload has destroyed the process group."""
         if self._joined is not None and dist.group.WORLD is not self._torch_group:
             raise UsageError(

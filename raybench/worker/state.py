@@ -143,10 +143,11 @@ def _timers() -> list[tuple[bool, float]]:
     return [(remaining_s > 0, interval_s) for remaining_s, interval_s in times_s]
 
 
-def _set_timers(saved: list[tuple[bool, float]]) -> None:
-    for timer, current, saved_timer in zip(_TIMERS, _timers(), saved, strict=True):
-        if current != saved_timer:
-            _, interval_s = saved_timer  # an interval of 0 stops the timer
+def _set_timers(saved_timers: list[tuple[bool, float]]) -> None:
+    """Start each changed timer anew with its saved interval; an interval of 0 stops the timer."""
+    for timer, current, saved in zip(_TIMERS, _timers(), saved_timers, strict=True):
+        if current != saved:
+            _, interval_s = saved
             signal.setitimer(timer, interval_s, interval_s)
 
 
@@ -264,7 +265,8 @@ class ProcessState:
     def held_bytes(self) -> int:
         """Return the bytes that torch reserves now and did not reserve at construction.
 
-        Waits for the device and frees cached memory first. Up to 2 MiB count as 0. 0 on a CPU.
+        This waits for the device and frees cached memory first. Up to 2 MiB count as 0, and on a
+        CPU the result is 0.
         """
         held_bytes = self._release_memory() - self._reserved_bytes
         return held_bytes if held_bytes > _SMALL_SEGMENT_BYTES else 0
@@ -344,7 +346,7 @@ def _child_pids() -> set[int]:
         forkserver._forkserver._forkserver_pid,  # type: ignore[attr-defined]
         resource_tracker._resource_tracker._pid,  # type: ignore[attr-defined]
     }
-    # The parent of these processes may be a fork server, so the kernel does not list them below.
+    # The parent of these processes may be a fork server, so /proc/self does not list them.
     forked = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
     # psutil would look at all processes of the host, which takes 6 ms instead of 0.3 ms.
     direct: set[int] = set()

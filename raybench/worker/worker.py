@@ -257,7 +257,7 @@ class Worker:
         # Read the doubts before the workload's settings are undone.
         doubts = (*part.doubts, *measurement.doubts)
         doubts += tuple(precision_doubts(point.precision, self._device))
-        self._group.check(point.workload)
+        self._group.check_is_intact(point.workload)
         # Undo these settings before operations are counted.
         self._group.destroy_extra_groups()
         self._state.restore()

@@ -56,7 +56,7 @@ _WORKER_VARIABLES = (
 RAS_VARIABLE, CHOSEN_RAS_VARIABLE = "NCCL_RAS_ADDR", "RAYBENCH_RAS_ADDR"
 # With these events torch's flight recorder distinguishes collectives that have begun from
 # collectives that wait for their device. An event is recorded for each collective.
-TIMES_OF_COLLECTIVES = {"TORCH_NCCL_ENABLE_TIMING": "1"}
+COLLECTIVE_TIMING_VARIABLES = {"TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
 class ScriptFailedError(PartFailedError):
@@ -159,7 +159,7 @@ class RunningScript(Workload):
         inherited = inherited_variables(os.environ)
         variables = dict(_torchrun_variables(context, store))
         if task.settings.hang_s is not None:
-            for name, value in TIMES_OF_COLLECTIVES.items():
+            for name, value in COLLECTIVE_TIMING_VARIABLES.items():
                 # A value that the user exported wins.
                 if name not in inherited:
                     variables[name] = value
@@ -372,7 +372,7 @@ def inherited_variables(of_worker: Mapping[str, str]) -> dict[str, str]:
         for name, value in of_worker.items()
         if not name.startswith("RAY_") and name not in _WORKER_VARIABLES
     }
-    # NCCL of the script needs an address of its own, unless the user has set the address.
+    # NCCL's RAS subsystem of the script needs an address of its own, unless the user has set one.
     if inherited.pop(CHOSEN_RAS_VARIABLE, None) == inherited.get(RAS_VARIABLE):
         inherited.pop(RAS_VARIABLE, None)
     return inherited
