@@ -647,6 +647,7 @@ def own_metrics(workload: Workload) -> dict[Metric, float]:
         UsageError: a value is not a real number from -1e30 to 1e30.
     """
     values = {}
+    # A user's class may declare anything, so take only entries with these attributes of Metric.
     for metric in declared_entries(type(workload), "metrics", "name", "over_step"):
         value = getattr(workload, metric.name, None)
         if value is None:

@@ -626,16 +626,17 @@ class _ContextParallel:
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return causal attention of this rank's queries over the keys of all ranks. Collective.
 
-        All tensors are (batch, heads, tokens of `_take_part`, head width). Keys and values may have
+        All tensors are (batch, heads, tokens of this rank, head width). Keys and values may have
         fewer heads than the queries.
         """
         keys, values = self._gather(key), self._gather(value)
         heads_per_key = query.shape[1] // key.shape[1]
         early, late = query.chunk(2, dim=2)
         parts: list[Tensor] = []
-        for chunk, number in ((early, self.index), (late, 2 * self.degree - 1 - self.index)):
+        last_chunk = 2 * self.degree - 1
+        for chunk, chunk_index in ((early, self.index), (late, last_chunk - self.index)):
             length = chunk.shape[2]
-            end = (number + 1) * length
+            end = (chunk_index + 1) * length
             # The last query of the chunk attends to all these keys.
             key = keys[:, :, :end].repeat_interleave(heads_per_key, dim=1)
             value = values[:, :, :end].repeat_interleave(heads_per_key, dim=1)

@@ -100,6 +100,7 @@ class Mlp(Model):
         autocast_weights = 2.0 * parameters if element_size == 2 else 0.0
         step = StepBytes(
             saved=layer_inputs + autocast_weights,
+            # The outputs in the type of matrix products, and two fp32 tensors of their shape.
             at_loss=rows * hidden * (8 + element_size),
             # Inputs and targets in fp32.
             data=8.0 * rows * hidden * settings["grad_accumulation"],

@@ -285,8 +285,8 @@ class Transformer(Model):
         tokens = float(settings["batch_size"] * settings["seq_len"]) / layout.ranks_per_batch
         # Numbers per token that a block saves in the type of its matrix products.
         if isinstance(shape, LlamaShape):
-            # Query, key, value, output of attention, inputs of matrix products, and four parts of
-            # SwiGLU, two of which compiled code recomputes.
+            # Query, key, value, attention's output, inputs of matrix products, four parts of SwiGLU.
+            # Compiled code recomputes two of the four parts.
             heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
             saved_numbers = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
         else:
@@ -436,16 +436,17 @@ class Transformer(Model):
             self.memory_bytes = weights + cache.memory.nbytes
             if self.triad_gb_s is not None:
                 bytes_per_s = self.triad_gb_s * BYTES_PER_GB
+                # 100 times the seconds of the transfer: `over_step` divides them by the step time.
                 self.bandwidth_share_pct = 100 * self.memory_bytes / bytes_per_s
             tokens = tokens[:, seq_len:].contiguous()
         if compile and device.type != "meta":
-            # In decoding products and norms have one row. Without these options Inductor uses
-            # cuBLAS for the products, and several kernels for a norm.
+            # In decoding matrix products and norms have one row. Without these options Inductor
+            # uses cuBLAS for the products, and several kernels for a norm.
             options = {"coordinate_descent_tuning": True, "split_reductions": False}
             compile_blocks(self.model, Block, options=options if is_decode else None)
         self.run_forward(lambda: self.model(tokens, cache))
         self.tokens_per_s = tokens.numel()
-        # Both metrics are the step's time, times this number.
+        # `over_step` of both metrics divides the step time by this number.
         if is_decode:
             self.decode_ms_per_token = 1
         else:
