@@ -79,6 +79,7 @@ def time_here(
 
 
 def _context(device: Literal["auto", "cuda", "cpu"]) -> Context:
+    """Return a context for this rank; a GPU has no index yet."""
     has_gpu = device != "cpu" and torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
         raise UsageError("device cuda: torch finds no GPU; leave it out to measure on the CPU")

@@ -354,7 +354,8 @@ class ResNet(Model):
         fp32_logits: Tensor
 
         def make_model() -> nn.Module:
-            # Compute the logits to compare with before `build` casts or compiles the model.
+            # `build` calls this, and may then cast or compile the model. So compute the logits for
+            # `output_error` here.
             nonlocal fp32_logits
             network: Any = self._load_network(preset)
             model: nn.Module = network.to(memory_format=layout)

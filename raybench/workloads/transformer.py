@@ -285,7 +285,7 @@ class Transformer(Model):
         tokens = float(settings["batch_size"] * settings["seq_len"]) / layout.ranks_per_batch
         # Numbers per token that a block saves in the type of its matrix products.
         if isinstance(shape, LlamaShape):
-            # Query, key, value, attention's output, inputs of matrix products, four parts of SwiGLU.
+            # Query, key, value, attention's output, inputs of matrix products, 4 parts of SwiGLU.
             # Compiled code recomputes two of the four parts.
             heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
             saved_numbers = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden

@@ -93,7 +93,7 @@ class DividedStep:
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
             return batch_size
-        # A forward pass has a multiple of this power of two, which divides batch_size.
+        # The batch of each forward pass is a multiple of this power of two.
         limit = max(1, _LARGEST_UNIT_FRACTION * batch_size)
         power_of_two = math.gcd(batch_size, 2 ** int(math.log2(limit)))
         return self.point.grad_accumulation * power_of_two
