@@ -56,7 +56,7 @@ from raybench.report.words.reasons import losses_unknown_words
 from raybench.report.words.references import HOW_TO_MAKE, standing_text, within_words
 from raybench.results.point_row import (
     PointRow,
-    is_of_first_round,
+    are_parts_of_first_round,
     is_slowed_by_one_rank,
     step_of_parts,
 )
@@ -378,7 +378,7 @@ def _table_of_parts(answer: RunAnswer) -> Iterator[Table]:
     """Yield the table of the parts of steps, or of the use of devices, if any was measured."""
     unit = formatting.unit_of(answer.data.rows)
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
-    has_rounds = any(is_of_first_round(row) for row in answer.data.rows)
+    has_rounds = any(are_parts_of_first_round(row) for row in answer.data.rows)
     rows = []
     for row in answer.ordered:
         is_measured = any(getattr(row, name) is not None for name in names)
@@ -437,7 +437,7 @@ def _part_column(answer: RunAnswer, metric: Metric, drop: int) -> ColumnOf[Scale
     if metric.name == "compute_ms" and any(r.world_size > 1 and r.comm_ms for r in rows):
         meaning = f"{head.meaning}. With several {answer.data.ranks} it includes copying "
         head = replace(head, meaning=meaning + "the gradients for DDP")
-    elif metric.name in _OF_ALL_ROUNDS and any(map(is_of_first_round, rows)):
+    elif metric.name in _OF_ALL_ROUNDS and any(map(are_parts_of_first_round, rows)):
         head = replace(head, meaning=f"{head.meaning}. It covers all rounds")
     return head, cell
 
@@ -488,7 +488,7 @@ def _ranks(answer: RunAnswer) -> Iterator[Table]:
     if lines:
         unit = formatting.unit_of(answer.data.rows)
         kind = f"where ranks differ, {unit.name} of each rank"
-        note = _ranks_note(any(is_of_first_round(row) for row in slowed))
+        note = _ranks_note(any(are_parts_of_first_round(row) for row in slowed))
         yield _table_of_points(answer, lines, _rank_columns(unit), kind=kind, note=note)
 
 
@@ -511,7 +511,7 @@ def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
         *map(step_column, _rank_columns(unit)[1:]),
     ]
     kind = f"Each rank's step, {unit.name}, from steps after the timed ones"
-    note = _ranks_note(is_of_first_round(row))
+    note = _ranks_note(are_parts_of_first_round(row))
     return make_table(sorted(steps), columns, kind=kind, note=note)
 
 

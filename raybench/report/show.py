@@ -33,7 +33,7 @@ from raybench.report.words.doubts import doubt_words
 from raybench.report.words.failures import failure_of_row
 from raybench.report.words.reasons import not_measured_words
 from raybench.report.words.references import standing_text
-from raybench.results.point_row import is_of_first_round
+from raybench.results.point_row import are_parts_of_first_round
 from raybench.results.tables import Run, column_units
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class PointDetails(Document):
             yield Line(text=text, tone="strong")
         if self.rounds > 1 and row.step_ms_p50:
             text = "Each number below covers all rounds."
-            if is_of_first_round(row):
+            if are_parts_of_first_round(row):
                 step = formatting.number(row.parts_step_ms)
                 text += (
                     " The parts of the step are an exception: they are from round 1, whose step "

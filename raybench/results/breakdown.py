@@ -42,7 +42,7 @@ BREAKDOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class PartColumns:
-    """Where the step goes; all parts but comm_ms and wait_ms belong to the slowest rank."""
+    """Where the step goes; the head of the module says to which rank a part belongs."""
 
     slowest_rank: Annotated[int | None, Column("", "rank that is slower than the others")] = None
     host_bound: Annotated[bool | None, Column("", "the GPU idles because the host is late")] = None
@@ -166,16 +166,16 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     comm_ms = stats.median_of_smallest([b.comm_ms for b in breakdowns])
     hooked = [b.hooked_ms for b in breakdowns]
     hooked_ms = max(map(median, hooked)) if all(hooked) else None
-    is_same_step = (
+    are_hooks_cheap = (
         hooked_ms is not None and abs(hooked_ms - step_ms) <= _MAX_COST_OF_HOOKS * step_ms
     )
     methods, not_measured = dict(breakdowns[0].methods), dict(breakdowns[0].not_measured)
-    if hooked_ms is not None and not is_same_step:
+    if hooked_ms is not None and not are_hooks_cheap:
         methods.pop("wait_ms", None)
         not_measured["wait_ms"] = NotMeasured.OTHER_STEP
     # The tail of a step is its last collective, in which ranks wait for each other.
     wait_ms, tails = None, [b.tail_ms for b in breakdowns]
-    if is_same_step and len(tails) > 1 and all(tails) and local_ms:
+    if are_hooks_cheap and len(tails) > 1 and all(tails) and local_ms:
         wait_ms = _longest_wait_ms(tails, local_ms, step_ms)
     # If only gradients are reduced, `comm_ms` is the time of the all-reduce.
     traffic, bus_gb_s = breakdowns[0].traffic if breakdowns else (), None
@@ -256,10 +256,10 @@ def _slowest_rank_columns(
     if straggler is None:
         return {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
     slow_device_ms = breakdowns[straggler.rank].device_ms
-    other_device_ms = breakdowns[straggler.other].device_ms
+    typical_device_ms = breakdowns[straggler.other].device_ms
     device_excess_ms = None
-    if slow_device_ms is not None and other_device_ms is not None:
-        device_excess_ms = slow_device_ms - other_device_ms
+    if slow_device_ms is not None and typical_device_ms is not None:
+        device_excess_ms = slow_device_ms - typical_device_ms
     error_ms = straggler.error_ms
     if device_excess_ms is None or device_excess_ms < NEARLY_ALL * straggler.excess_ms:
         # The host may be slow, and hosts differ more than devices.
@@ -314,19 +314,16 @@ def _slowest_by_timed_steps(measurements: Sequence[Measurement], step_ms: float)
     return measurements[straggler.rank].rank
 
 
-def write_time(*times_ms: float, digits: int = 3) -> str:
+def write_time(*times_ms: float) -> str:
     """Return one or more times as text: `1.2 ms`, `1.2 to 3.4 ms`, `7.44 s`.
 
     The longest time decides the unit.
-
-    Args:
-        digits: significant digits.
     """
-    # Smaller times round to three digits before the point.
+    # A time of 999.5 ms and more rounds to four digits.
     least_of_four_digits = 999.5
     is_in_s = max(map(abs, times_ms)) >= least_of_four_digits
     texts = []
     for time_ms in times_ms:
         time = time_ms / MS_PER_S if is_in_s else time_ms
-        texts.append(f"{time:,.0f}" if abs(time) >= least_of_four_digits else f"{time:.{digits}g}")
+        texts.append(f"{time:,.0f}" if abs(time) >= least_of_four_digits else f"{time:.3g}")
     return " to ".join(texts) + (" s" if is_in_s else " ms")

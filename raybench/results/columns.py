@@ -202,7 +202,7 @@ def _read_tuple(stored: Any) -> tuple[Any, ...]:
 def to_row(record: Any) -> dict[str, Any]:
     """Return the values of a dataclass by column; nested dataclasses are flattened.
 
-    Enums become their values.
+    Enums become their values, and the values of maps of texts become texts.
     """
     row: dict[str, Any] = {}
     for field_name, column in _columns_by_field(cast("Hashable", type(record))):
@@ -281,7 +281,7 @@ def arrow_schema(
     )
 
 
-# Metadata key of a part that replaces others: their names, joined by "/".
+# Metadata key of a merged part: the names of the parts that it replaces, joined by "/".
 MERGED = b"merged_parts"
 _READER_THREADS = 4
 _PARTS_PER_BATCH = 100
@@ -295,7 +295,7 @@ class UnreadablePartsError(ResultsError):
 
     def __init__(self, text: str, reasons: Mapping[Path, str] | None = None) -> None:
         super().__init__(text)
-        # Key: path of the part.
+        # Path of each unreadable part -> why it cannot be read.
         self.reasons = dict(reasons or {})
 
 
@@ -520,8 +520,8 @@ def replace_file(path: Path, content: pa.Buffer | bytes, mode: int | None = None
 
     Args:
         path: the file.
-        content: all that it will hold.
-        mode: its permissions; None: as the process makes files.
+        content: the new content.
+        mode: permissions, such as 0o600; None: the default of the process.
 
     Raises:
         ResultsError: the file cannot be written.

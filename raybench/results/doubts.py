@@ -38,7 +38,7 @@ DERIVED_FROM_COLUMNS = DERIVED_FROM_MEAN | {
 
 
 def doubts_of(row: PointRow, record: Record, measure: Measure) -> tuple[Doubt, ...]:
-    """Return the doubts about an attempt that is ok, each kind once.
+    """Return the doubts about an attempt that is ok, each kind and subject once.
 
     Args:
         row: row of the record in `points`, still without doubts.

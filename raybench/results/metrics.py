@@ -25,11 +25,12 @@ from raybench.records.metrics import Column, OverStep, combine_ranks
 from raybench.records.record import Record
 from raybench.stats import summary as stats
 
-# A step time that is known to ±10 % or worse is imprecise.
+# A step time whose interval is wider than ±10 % is imprecise.
 WIDEST_INTERVAL = 0.10
 # The interval of fewer samples is always wide.
 _MIN_SAMPLES_OF_IMPRECISE = 10
-# Power limits act after some ten milliseconds. A burst is the time before, at least three steps.
+# Power limits act after tens of milliseconds. A burst is the time before: 30 ms, or three steps if
+# these take longer.
 _BURST_MS, _MIN_BURST_STEPS = 30.0, 3
 
 
@@ -117,6 +118,7 @@ def step_columns(record: Record) -> StepColumns:
         ranks_ms.append([ns / NS_PER_MS for ns in measurement.step_ns])
     summary = stats.summarize(list(chain(*repeats_ms)))
     interval = stats.median_interval(repeats_ms)
+    # Whether the step time became steady; None after too few steps.
     settled = [repetition.settled for m in measurements for repetition in m.repetitions]
     # The first step of a script is part of its set-up, so its cold start is unknown.
     has_cold_start = record.point.workload != SCRIPT
@@ -188,7 +190,7 @@ def half_interval(row: StepColumns) -> float | None:
 
 
 def is_imprecise(row: StepColumns) -> bool:
-    """Return whether ten or more samples left the step time known to ±10 % or worse."""
+    """Return whether the interval is wider than ±10 %, unless there are fewer than ten samples."""
     half_width = half_interval(row)
     has_samples = row.iterations is None or row.iterations >= _MIN_SAMPLES_OF_IMPRECISE
     return has_samples and half_width is not None and half_width > WIDEST_INTERVAL
@@ -315,7 +317,7 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
 
 
 def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
-    """Return the median step of the slowest rank in the first 30 ms of the warm-up, in ms."""
+    """Return the median step of the slowest rank in its burst; None if the warm-up is too short."""
     medians_ms = []
     for measurement in measurements:
         # The first step is a cold start, so it is left out.
@@ -329,6 +331,7 @@ def _burst_ms(measurements: Sequence[Measurement]) -> float | None:
 
 
 def _rate(amount: float | None, step_s: float, unit: float = 1.0) -> float | None:
+    """Return the amount of a step per second, in multiples of `unit`; None if unknown."""
     return amount / step_s / unit if amount is not None and step_s > 0 else None
 
 
@@ -469,7 +472,7 @@ class MemoryColumns:
 
 
 def memory_columns(record: Record) -> MemoryColumns:
-    """Return the parts of the largest peak memory; None unless every rank has a breakdown."""
+    """Return the estimate; with a breakdown of every rank, also the parts of the largest peak."""
     breakdowns = [m.breakdown for m in record.measurements if m.breakdown is not None]
     peaks = [b.peak for b in breakdowns if b.peak is not None]
     if not peaks or len(breakdowns) < len(record.measurements):

@@ -18,7 +18,7 @@ from raybench.results.metrics import ConditionColumns, MemoryColumns, RateColumn
 from raybench.results.uneven import UnevenColumns
 from raybench.stats.outliers import confirmed_excess_ms, stands_out
 
-# The parts and the step time come from different steps, so the parts may exceed it by 10 %.
+# The parts and the step time come from different steps, so the parts may exceed the step by 10 %.
 _MAX_PARTS = 1.10
 
 
@@ -125,15 +125,16 @@ def step_of_parts(row: PointRow) -> float | None:
     return row.step_ms_p50 if row.parts_step_ms is None else row.parts_step_ms
 
 
-def is_of_first_round(row: PointRow) -> bool:
+def are_parts_of_first_round(row: PointRow) -> bool:
     """Return whether the parts are of the first round, but the step is the mean of all rounds."""
     return row.parts_step_ms is not None and row.parts_step_ms != row.step_ms_p50
 
 
 def why_no_breakdown(row: PointRow) -> Doubt | None:
-    """Return a doubt if the parts exceed the step by more than 10 %; else None.
+    """Return a doubt if the sum of the parts exceeds the step by more than 10 %; else None.
 
-    Reports do not show parts with this doubt.
+    The local step and the wait must not exceed the step by more than 10 % either. Reports do not
+    show parts with this doubt.
     """
     step_ms = step_of_parts(row)
     # Add the parts that are sequential on the slowest rank. A GPU computes while its host waits for

@@ -68,16 +68,16 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
         ResultsError: no run or several runs match, or the folder cannot be read.
     """
     folder, name = _split_folder(Path(root), text)
-    jobs = {run_id: origin.job for run_id, origin in _origins(folder).items()}
-    ids = list(jobs)
+    job_of_run = {run_id: origin.job for run_id, origin in _origins(folder).items()}
+    ids = list(job_of_run)
     if not ids:
         raise ResultsError(no_runs_message(folder))
-    if name not in jobs:
+    if name not in job_of_run:
         # Candidates for the newest run, oldest first.
         if name == LATEST:
             candidates = ids
         else:
-            candidates = [run_id for run_id, job in jobs.items() if name and job == name]
+            candidates = [run_id for run_id, job in job_of_run.items() if name and job == name]
         for run_id in reversed(candidates):
             if _read_origin(folder, run_id):
                 return folder, run_id
@@ -86,8 +86,8 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
         if name and name in _run_folders(folder / "points"):
             raise ResultsError(f"{folder}: {_missing_row_message(folder, name)}")
     way_out = "; give more of the id, or the name of a job for its newest run"
-    names = {job for job in jobs.values() if job}
-    return folder, pick(name, ids, kind="run", where=str(folder), way_out=way_out, names=names)
+    jobs = {job for job in job_of_run.values() if job}
+    return folder, pick(name, ids, kind="run", where=str(folder), way_out=way_out, names=jobs)
 
 
 def _split_folder(root: Path, text: str) -> tuple[Path, str]:
@@ -141,7 +141,7 @@ def _origins(root: Path) -> dict[str, _Origin]:
 
 
 def _read_origin(root: Path, run_id: str) -> _Origin | None:
-    """Return the origin of a run by its row; None if the row is gone, or unreadable (a warning)."""
+    """Return the origin of a run by its row; None without a row, or for a bad row (a warning)."""
     columns = [column for column in columns_of(Run) if column.name in ("job_name", "started_at")]
     try:
         paths = parts_of(root, "runs", run_id)

@@ -235,10 +235,10 @@ class RunStore:
 def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
     """Return the name of the part that holds these attempts."""
     index, first = batch[0]
-    return _name_of_several(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
+    return _name_of_attempts(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
 
 
-def _name_of_several(first_attempt: str, attempts: int) -> str:
+def _name_of_attempts(first_attempt: str, attempts: int) -> str:
     """Return the name of a part with so many attempts, by the name of the first attempt."""
     return first_attempt if attempts == 1 else f"{first_attempt}-and-{attempts - 1}-more"
 
@@ -403,7 +403,7 @@ def compact_run(root: Path, run_id: str) -> Compaction:
             name = points[0].stem
             if len(points) > 1:
                 attempts = len(attempts_in(points, "points"))
-                name = _name_of_several(name.partition("-and-")[0], attempts)
+                name = _name_of_attempts(name.partition("-and-")[0], attempts)
             for table in _TABLES_BY_ATTEMPT:
                 _merge_parts(table, parts_of(root, table, run_id), name)
         _merge_parts("devices", parts_of(root, "devices", run_id), "devices")
@@ -432,7 +432,7 @@ def compact_points(root: Path, run_id: str) -> None:
     parts = parts_of(root, "points", run_id)
     rows = read_parts(parts, "points", schema("points"))
     first_attempt = parts[0].stem.partition("-and-")[0]
-    _replace_parts("points", parts, rows, _name_of_several(first_attempt, rows.num_rows))
+    _replace_parts("points", parts, rows, _name_of_attempts(first_attempt, rows.num_rows))
 
 
 def _merge_parts(table: str, parts: Sequence[Path], name: str) -> None:

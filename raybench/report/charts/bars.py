@@ -53,7 +53,11 @@ from raybench.report.words.answer import (
     value_words,
 )
 from raybench.report.words.causes import CAUSES
-from raybench.results.point_row import is_of_first_round, is_slowed_by_one_rank, step_of_parts
+from raybench.results.point_row import (
+    are_parts_of_first_round,
+    is_slowed_by_one_rank,
+    step_of_parts,
+)
 
 _MOST_RANKED = 12
 # A panel whose longest bar is a smaller share of the longest bar of all needs its own scale.
@@ -287,7 +291,7 @@ def parts_figure(data: ChartData) -> Figure | None:
     rows = in_order([row for row in data.rows if _part_shares(row)], ("batch", "world_size"))
     if not any(row.throughput is not None for row in rows):
         return None
-    has_rounds = any(is_of_first_round(row) for row in rows)
+    has_rounds = any(are_parts_of_first_round(row) for row in rows)
     note = "Bars show the parts as shares of the step time"
     note += " of round 1, the only round that measures them. " if has_rounds else ". "
     note += "They come from instrumented steps after the timed ones, on the slowest rank. Update "
