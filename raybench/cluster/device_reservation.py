@@ -2,8 +2,8 @@
 
 A sweep that uses a device holds an exclusive lock (flock) on a file, which the kernel releases when
 the holder dies. The files are in a folder in which every user can write, so links are not followed,
-and the text of a file only decides how long a sweep waits. All processors of a host are one device,
-`CPU`.
+and the text of a file only decides how long a sweep waits. All processors of a host are one device
+with the name `CPU`.
 
 Other users are found by comparing two readings of each node, before and after a point: the locks of
 other sweeps, the processor time of other processes, and the processes that NVML lists.
@@ -45,7 +45,7 @@ _FOLDER = Path("/tmp/raybench-locks")
 _MAX_FILE_BYTES = 64 * KIB
 _MAX_FIELD_CHARACTERS = 120
 _FOLDER_POLL_S = 0.05
-# Of `Holder.since`, in the lock files.
+# Format of `Holder.since`.
 _SINCE_FORMAT = "%Y-%m-%d %H:%M:%S UTC"
 _FOLDER_LIMIT_S = 5.0
 # Name of a lock file: the device, and a random suffix.
@@ -561,14 +561,17 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
 
 
 def _programs_beside(before: NodeUse, after: NodeUse, *, has_load: bool) -> Iterator[OtherProgram]:
-    """Yield other sweeps and processes on GPUs in either reading, and those on cores between."""
+    """Yield other sweeps and processes on GPUs in either reading; with a load, also its processes.
+
+    Args:
+        has_load: whether other processes kept so many cores busy that a load is reported.
+    """
     yield from (holder.program for holder in dict.fromkeys((*before.holders, *after.holders)))
     on_gpus = {}
     for program in (*before.programs, *after.programs):
         if program.device_uuid:
             on_gpus[program.device_uuid, program.process_id] = program
     yield from on_gpus.values()
-    # Small loads are ignored, as in `loads`.
     if has_load:
         yield from (program for program in after.programs if not program.device_uuid)
 

@@ -82,8 +82,11 @@ class HangWatch:
         self._finding: HangFinding | None = None
         # When the verdict of the finding was first made.
         self._verdict_s = 0.0
+        # The last verdict that `report` got.
         self._reported: HangVerdict | None = None
+        # Whether `ask_progress` or `ask_evidence` has an open request.
         self._awaits_answer = False
+        # `is_over` continues this coroutine at each call.
         self._watching = self._watch()
 
     @property

@@ -86,6 +86,7 @@ class Outcome:
     # Ranks whose processes cannot run another point. They are killed, except on lost nodes, and not
     # yet replaced.
     unfit: frozenset[int]
+    # Whether the process group was aborted, so that no other point can use the group.
     group_is_gone: bool
 
 
@@ -124,7 +125,7 @@ def finish_point(
     needs_kill = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
     point.collect(timeouts.STACK_DUMP_S if needs_kill else timeouts.ABORT_S)
     if needs_kill:
-        to_kill = [rank for rank in _blamed_ranks(finding) if rank in point.missing]
+        to_kill = [rank for rank in _ranks_of_verdict(finding) if rank in point.missing]
         to_kill = to_kill or _hanging_ranks(point.observe(finished))
         point.missing.difference_update(to_kill)
         ranks.kill(to_kill)
@@ -342,9 +343,9 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     # No rank has a failure of its own, so blame the stuck ranks.
     if stuck := _stuck_ranks(point):
         message = "no answer, and the others lost the connection to it"
-        guilty = {rank: message + _stuck_at(point, rank) for rank in stuck}
+        messages = {rank: message + _stuck_at(point, rank) for rank in stuck}
         return _final_answers(
-            point, guilty, Cause.NO_ANSWER, f"{_name_ranks(stuck)} failed", Status.LOST
+            point, messages, Cause.NO_ANSWER, f"{_name_ranks(stuck)} failed", Status.LOST
         )
     # No rank is stuck, so blame the ranks whose script has ended.
     ended_scripts = {
@@ -398,10 +399,10 @@ def after_timeout(
         finding: which rank was found to hang, if any.
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
-    named = [rank for rank in _blamed_ranks(finding) if rank in late]
+    late_in_verdict = [rank for rank in _ranks_of_verdict(finding) if rank in late]
     # A verdict without a rank says that no rank stands out.
-    is_about_all = finding is not None and finding.verdict is not None and not named
-    blamed = named or (late if is_about_all else _hanging_ranks(point) or late)
+    is_about_all = finding is not None and finding.verdict is not None and not late_in_verdict
+    blamed = late_in_verdict or (late if is_about_all else _hanging_ranks(point) or late)
     waits: dict[int, str] = {}
     for rank in late:
         if rank not in blamed:
@@ -419,10 +420,10 @@ def after_timeout(
     message = f"no answer within measure.timeout_s = {limit.timeout_s:g} s"
     if limit.hang_s is not None:
         message = f"ended measure.hang_s = {limit.hang_s:g} s after it was found to hang"
-    guilty = {rank: "; ".join([message + _stuck_at(point, rank), *facts]) for rank in blamed}
+    messages = {rank: "; ".join([message + _stuck_at(point, rank), *facts]) for rank in blamed}
     cause = Cause.TIMEOUT if limit.hang_s is None else Cause.HANG
     answers = _final_answers(
-        point, guilty, cause, f"waited for {_name_ranks(blamed)}", Status.TIMEOUT
+        point, messages, cause, f"waited for {_name_ranks(blamed)}", Status.TIMEOUT
     )
     return tuple(_with_finding(answer, finding, blamed) for answer in answers)
 
@@ -437,20 +438,20 @@ def _with_finding(
     return replace(answer, hang=finding.verdict, detail=detail)
 
 
-def _blamed_ranks(finding: HangFinding | None) -> list[int]:
-    """Return the ranks that a verdict blames, the main suspect first."""
+def _ranks_of_verdict(finding: HangFinding | None) -> list[int]:
+    """Return the ranks that the verdict of a finding names, the main suspect first."""
     if finding is None or finding.verdict is None or finding.verdict.rank is None:
         return []
     return [finding.verdict.rank, *finding.verdict.also]
 
 
 def _final_answers(
-    point: PointObservation, guilty: Mapping[int, str], cause: Cause, reason: str, status: Status
+    point: PointObservation, messages: Mapping[int, str], cause: Cause, reason: str, status: Status
 ) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order.
 
     Args:
-        guilty: rank -> message; these ranks get a Failure with `cause`.
+        messages: blamed rank -> message; the blamed ranks get a Failure with `cause`.
         reason: message of PeerFailed, which the other ranks get unless they have finished or have
             failures of their own.
         status: status of PeerFailed.
@@ -459,18 +460,18 @@ def _final_answers(
     for rank in range(point.world_size):
         answer = point.answers.get(rank)
         has_finished = rank in point.finished
-        if answer is not None and rank not in guilty and _keeps_answer(answer, has_finished):
+        if answer is not None and rank not in messages and _keeps_answer(answer, has_finished):
             answers.append(answer)
             continue
-        message = guilty.get(rank, reason)
-        if rank not in guilty and answer is None:
+        message = messages.get(rank, reason)
+        if rank not in messages and answer is None:
             message += f", and this rank did not stop{_stuck_at(point, rank)}"
         detail = answer.detail if isinstance(answer, Failure) else point.log_tails.get(rank, "")
         answers.append(
             Failure(
                 rank=rank,
-                status=cause.status if rank in guilty else status,
-                error_type=cause if rank in guilty else Cause.PEER_FAILED,
+                status=cause.status if rank in messages else status,
+                error_type=cause if rank in messages else Cause.PEER_FAILED,
                 message=message,
                 detail=detail,
                 worker_reusable=answer is not None and answer.worker_reusable,

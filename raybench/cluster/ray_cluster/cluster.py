@@ -75,8 +75,8 @@ class RayCluster:
         source = f" of {only.source}" if only else ""
         self.description = f"{connection.where}, up to {devices}{source}"
         self._is_closing = threading.Event()
-        # Number of running points; `_point_ended` guards it.
-        self._points = 0
+        # `_point_ended` guards the number of running points.
+        self._running_points = 0
         self._point_ended = threading.Condition()
 
     @property
@@ -118,12 +118,12 @@ class RayCluster:
     ) -> tuple[RankAnswer, ...]:
         """See `Cluster.run`."""
         with self._point_ended:
-            self._points += 1
+            self._running_points += 1
         try:
             return self._run(task, tuple(worker_ids), tell_hang)
         finally:
             with self._point_ended:
-                self._points -= 1
+                self._running_points -= 1
                 self._point_ended.notify_all()
 
     def _run(
@@ -179,13 +179,19 @@ class RayCluster:
     def restart(self) -> None:
         """See `Cluster.restart`."""
         self._pool.lose(self._agents.silent_nodes())
-        used = [n for n in range(len(self.devices)) if self._pool[n].process.is_used]
+        used = [
+            worker_id
+            for worker_id in range(len(self.devices))
+            if self._pool[worker_id].process.is_used
+        ]
         self._groups.forget(used)
         self._replace(used)
 
     def watch_other_users(self, worker_ids: Sequence[int]) -> Callable[[], OtherUsers]:
         """See `Cluster.watch_other_users`."""
-        return self._agents.watch_other_users([self._pool[n].device for n in worker_ids])
+        return self._agents.watch_other_users(
+            [self._pool[worker_id].device for worker_id in worker_ids]
+        )
 
     def telemetry(self) -> tuple[DeviceSample, ...]:
         """See `Cluster.telemetry`."""
@@ -196,10 +202,7 @@ class RayCluster:
         return self._agents.device_facts(self.devices)
 
     def close(self) -> None:
-        """Kill the actors and leave Ray, as `leave`; takes seconds.
-
-        Takes seconds. Running points raise ClusterError. Call it once.
-        """
+        """Kill the actors and leave Ray; takes seconds. Running points raise ClusterError."""
         self._is_closing.set()
         # Read this before `gone` looks again: if the head is lost only now, no measurement suffers,
         # and the guard below must not call `end`.
@@ -227,7 +230,7 @@ class RayCluster:
         # Wait for the points: `ray.shutdown` crashes this process while another thread waits in
         # Ray.
         with self._point_ended:
-            self._point_ended.wait_for(lambda: not self._points, timeouts.CLOSE_S)
+            self._point_ended.wait_for(lambda: not self._running_points, timeouts.CLOSE_S)
         # Without the guard, Ray would wait a minute for a head that is cut off.
         with start_guard(lambda: lost_head, self._end):
             leave(self._connection.folder, is_borrowed=self._connection.is_borrowed)
@@ -268,7 +271,7 @@ class _RunningActors(RunningRanks):
         self._waiting = {call: rank for rank, call in enumerate(calls)}
         self._agents = agents
         self._abort, self._check_open = abort, check_open
-        self._looked_s = time.monotonic()
+        self._looked_at_nodes_s = time.monotonic()
 
     def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
         calls, look_every_s = list(self._waiting), timeouts.POINT_LOOKS_AT_NODES_EVERY_S
@@ -280,9 +283,9 @@ class _RunningActors(RunningRanks):
         for call in ready:
             rank = self._waiting.pop(call)
             answers[rank] = _answer_of(call, rank, self.devices[rank])
-        if time.monotonic() < self._looked_s + look_every_s:
+        if time.monotonic() < self._looked_at_nodes_s + look_every_s:
             return answers
-        self._looked_s = time.monotonic()
+        self._looked_at_nodes_s = time.monotonic()
         silent = self._agents.silent_nodes()
         for call, rank in list(self._waiting.items()):
             if self.devices[rank].node_id in silent:
@@ -311,10 +314,10 @@ class _RunningActors(RunningRanks):
         return self._agents.wait_until_free([self.devices[rank] for rank in ranks], timeout_s)
 
 
-def _answer_of(ref: Any, rank: int, device: Device) -> RankAnswer:
+def _answer_of(call: Any, rank: int, device: Device) -> RankAnswer:
     """Return the answer of a call that has ended; an error of Ray becomes a Failure."""
     try:
-        answer: RankAnswer = ray.get(ref)
+        answer: RankAnswer = ray.get(call)
     except ray.exceptions.RayError as error:
         text = click.unstyle(str(error))  # remove Ray's colours
         is_dead = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.NodeDiedError)

@@ -328,8 +328,8 @@ class NodeAgents:
         # The last result of `silent_nodes`, and its time.
         self._silent: frozenset[str] = frozenset()
         self._looked_s = 0.0
-        # Node id -> ids of ended processes of scripts that the agent may not know yet.
-        self._ended: defaultdict[str, set[int]] = defaultdict(set)
+        # Node id -> ids of ended processes of scripts of which the agent may not know yet.
+        self._unreported_ended: defaultdict[str, set[int]] = defaultdict(set)
         # Guards all fields, because points of several threads use the agents.
         self._lock = threading.RLock()
 
@@ -404,7 +404,7 @@ class NodeAgents:
             node.ping = node.agent.ping.remote(self._limits_logs)
         elif node.silence_s <= node.patience_s:
             may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
-            if may_have_ended and self.has_ended(node.node_id, asks_ray=is_done):
+            if may_have_ended and self.has_ray_ended(node.node_id, asks_ray=is_done):
                 node.patience_s = 0.0
             elif is_done:
                 self._restart_agent(node)
@@ -430,11 +430,11 @@ class NodeAgents:
         self._monitor.check(afresh=True)
         # If Ray has ended on the node, look for 2 s: the head may close its port a moment later.
         deadline_s = time.monotonic() + timeouts.NODE_REFUSAL_AFTER_S
-        while self.has_ended(node_id) and time.monotonic() < deadline_s:
+        while self.has_ray_ended(node_id) and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
             self._monitor.check(afresh=True)
 
-    def has_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
+    def has_ray_ended(self, node_id: str, *, asks_ray: bool = True) -> bool:
         """Return whether Ray on this node has ended; False if unknown.
 
         Args:
@@ -654,7 +654,8 @@ class NodeAgents:
     ) -> list[RankAnswer]:
         """Return the answers with each worker's new output, and measurements with SM clocks (MHz).
 
-        Output and clocks are empty if an agent does not answer in 0.5 s.
+        The call also tells the agents which processes of scripts have ended. Output and clocks are
+        empty if an agent does not answer in 0.5 s.
 
         Args:
             answers, devices: in rank order.
@@ -666,8 +667,11 @@ class NodeAgents:
         }
         with self._lock:
             for answer, device in zip(answers, devices, strict=True):
-                self._ended[device.node_id].update(answer.ended_processes)
-            ended = {node_id: sorted(self._ended[node_id]) for node_id in _group_by_node(devices)}
+                self._unreported_ended[device.node_id].update(answer.ended_processes)
+            ended = {
+                node_id: sorted(self._unreported_ended[node_id])
+                for node_id in _group_by_node(devices)
+            }
 
         def arguments(node_devices: list[Device]) -> tuple[Any, ...]:
             uuids = [device.uuid for device in node_devices if device.uuid in spans]
@@ -677,7 +681,7 @@ class NodeAgents:
         replies = self._ask("end_point", devices, arguments)
         with self._lock:
             for node_id in replies:
-                self._ended[node_id].difference_update(ended[node_id])
+                self._unreported_ended[node_id].difference_update(ended[node_id])
         result: list[RankAnswer] = []
         for answer, device in zip(answers, devices, strict=True):
             outputs, clocks = replies.get(device.node_id, ({}, {}))
@@ -688,7 +692,10 @@ class NodeAgents:
         return result
 
     def stop(self) -> None:
-        """Release the locks and end the agents; the head must live. Call `drain` first."""
+        """Release the locks and end the agents. Call `drain` first.
+
+        Call this only while the head of Ray lives, because Ray would hang.
+        """
         if self._holder is not None:
             devices = [device for node in self._nodes.values() for device in node.devices]
             self._ask("unlock", devices, lambda _: ())

@@ -95,7 +95,7 @@ class WorkerPool:
 
     Args:
         log: gets lines for the user.
-        only: devices that may be used; None for all.
+        device_list: devices that may be used; None for all.
         models: names of device models to prefer; empty for all. Other models are used only if
             `start` finds no preferred model.
     """
@@ -106,15 +106,17 @@ class WorkerPool:
         agents: NodeAgents,
         reservation: DeviceReservation,
         log: Callable[[str], None],
-        only: DeviceList | None = None,
+        device_list: DeviceList | None = None,
         models: Collection[str] = (),
     ) -> None:
-        self.kind, self._wait_s = connection.kind, connection.wait_s
+        self.kind = connection.kind
+        # Time of --wait.
+        self._wait_s = connection.wait_s
         self._capacity = connection.capacity
         self._agents = agents
         self._reservation = reservation
         self._log = log
-        self._only = only
+        self._device_list = device_list
         self._models = models
         self._workers: list[WorkerHandle] = []
         self._starting: list[_Start] = []
@@ -124,8 +126,9 @@ class WorkerPool:
         # name, so the pool keeps these devices, in order to get others.
         self._unlisted: list[_Start] = []
         # Number of workers started so far, by node id.
-        self._started: Counter[str] = Counter()
+        self._started_counts: Counter[str] = Counter()
         self._requests = DeviceRequests(self.kind)
+        # Number of workers that the pool should have.
         self._target_count = 0
         self._strategy: Strategy = "pack"
         # How long a process may take to start. It grows with the number of workers of a node.
@@ -161,7 +164,7 @@ class WorkerPool:
     @property
     def _missing_count(self) -> int:
         """The number of devices that the pool still needs for its workers."""
-        if self._only and not self._unclaimed_names:
+        if self._device_list and not self._unclaimed_names:
             return 0
         held_count = len(self._workers) + len(self._starting) + len(self._unlisted)
         return max(0, self._target_count - held_count + len(self.lost))
@@ -169,10 +172,10 @@ class WorkerPool:
     @property
     def _unclaimed_names(self) -> list[str]:
         """The listed devices that have no worker; empty without a device list."""
-        if self._only is None:
+        if self._device_list is None:
             return []
         claimed = {device.lasting_name for device in self.devices}
-        return [name for name in self._only.names if name not in claimed]
+        return [name for name in self._device_list.names if name not in claimed]
 
     def start(self, count: int, strategy: Strategy) -> None:
         """Start up to `count` workers on free devices; `refresh` adds late workers. Call it once.
@@ -187,16 +190,16 @@ class WorkerPool:
                 without --wait.
         """
         self._target_count, self._strategy = count, strategy
-        if self._only:
+        if self._device_list:
             # Only a worker can tell which GPU it has, so start a worker on every GPU to find the
             # listed GPUs.
-            listed_cpu_workers = sum(self._only.cpu_workers().values())
+            listed_cpu_workers = sum(self._device_list.cpu_workers().values())
             self._target_count = self._capacity if self.kind == "cuda" else listed_cpu_workers
         self._wait_until_s = time.monotonic() + self._wait_s
         self._is_waiting = self._wait_s > 0
-        if self._only and self.kind == "cpu" and not self._wait_s:
+        if self._device_list and self.kind == "cpu" and not self._wait_s:
             # Check the hosts before any worker starts, because starting takes long.
-            _check_listed_hosts(self._only)
+            _check_listed_hosts(self._device_list)
         first_workers = self._start_first_workers()
         order = allocator.in_device_order([worker.device for worker in first_workers])
         with self._lock:
@@ -208,11 +211,11 @@ class WorkerPool:
         self._requests.ask_for(0)
         self._reservation.reserve(self.devices)
         self._agents.watch(self.devices)
-        if self._only and self._unclaimed_names and not (self._wait_s or self._starting):
-            raise _missing_devices_error(self._only, self._unclaimed_names)
+        if self._device_list and self._unclaimed_names and not (self._wait_s or self._starting):
+            raise _missing_devices_error(self._device_list, self._unclaimed_names)
         if self.pending:
-            wanted = len(self._only.names) if self._only else count
-            awaited = len(self._unclaimed_names) if self._only else self.pending
+            wanted = len(self._device_list.names) if self._device_list else count
+            awaited = len(self._unclaimed_names) if self._device_list else self.pending
             self._log(
                 f"{len(first_workers)} of {wanted} workers are there, up to {awaited} may come"
             )
@@ -288,7 +291,8 @@ class WorkerPool:
                     # other points need the device.
                     text = " ".join(f"{name}={value}" for name, value in variables.items())
                     refusals[ids_by_slot[slot]] = f"with {text} of env, {result.failure}"
-                    starts.append(self._begin_start(slot, worker.device.index, {}))
+                    index = worker.device.index
+                    starts.append(self._begin_start(slot, index, environment={}))
                 else:
                     self._finish_replacement(worker, result)
             self.lose(self._agents.silent_nodes())
@@ -340,7 +344,10 @@ class WorkerPool:
             self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost{waiting}")
 
     def close(self) -> None:
-        """Kill all workers, and give their devices back to Ray; the head must live."""
+        """Kill all workers, and give their devices back to Ray.
+
+        Call this only while the head of Ray lives, because Ray would hang.
+        """
         with self._lock:
             _kill_and_release([*self._workers, *self._starting, *self._unlisted])
             self._workers, self._unlisted = [], []
@@ -351,8 +358,8 @@ class WorkerPool:
         """Start workers on free devices; return the workers that came first."""
         self._wait_for_free_devices()
         workers = self._wait_for_workers()
-        if self._only and self._unlisted and not workers:
-            raise _missing_devices_error(self._only, self._unclaimed_names)
+        if self._device_list and self._unlisted and not workers:
+            raise _missing_devices_error(self._device_list, self._unclaimed_names)
         if not workers:
             in_time = f"within {self._start_limit_s:.0f} s"
             why = in_time if self._starting else "before its node was lost"
@@ -360,13 +367,14 @@ class WorkerPool:
         return workers
 
     def _wait_for_free_devices(self) -> None:
-        """Begin to start workers; wait up to 60 s or the time of --wait for a free device.
+        """Begin to start workers on free devices; wait for the first device up to 60 s or --wait.
 
         Raises:
             ClusterError, DevicesInUseError: no device has become free.
         """
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
+        # Hosts that give no device, although Ray counts a free device there.
         mute_hosts = self._start_missing_workers()
         while self._missing_count and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
@@ -454,6 +462,8 @@ class WorkerPool:
     ) -> tuple[Counter[str], set[str]]:
         """Return node id -> number of free devices that may get workers, and the mute nodes.
 
+        The raylet of a mute node does not answer.
+
         Args:
             free: node id -> number of free devices.
             nodes: node id -> Ray's facts of the node.
@@ -469,11 +479,11 @@ class WorkerPool:
                 mute_nodes.add(node)
         for node in mute_nodes:
             del usable[node]
-        if self.kind == "cpu" and self._only:
-            wanted = self._only.cpu_workers()
+        if self.kind == "cpu" and self._device_list:
+            wanted = self._device_list.cpu_workers()
             for node in usable:
                 listed = wanted.get(nodes[node]["NodeManagerHostname"], 0)
-                usable[node] = max(0, min(usable[node], listed - self._started[node]))
+                usable[node] = max(0, min(usable[node], listed - self._started_counts[node]))
         return usable, mute_nodes
 
     def _request_devices(self, count: int) -> None:
@@ -495,9 +505,9 @@ class WorkerPool:
         actors = [start_worker(self.kind, slot) for slot in slots]
         self._agents.start(slot.node_id for slot in slots)
         for slot, actor in zip(slots, actors, strict=True):
-            index = self._started[slot.node_id] if self.kind == "cpu" else None
-            self._started[slot.node_id] += 1
-            start = self._begin_start(slot, index, {}, actor)
+            index = self._started_counts[slot.node_id] if self.kind == "cpu" else None
+            self._started_counts[slot.node_id] += 1
+            start = self._begin_start(slot, index, environment={}, actor=actor)
             with self._lock:
                 self._starting.append(start)
 
@@ -511,7 +521,7 @@ class WorkerPool:
             actor: the process; None starts a new process with the variables `environment`.
         """
         actor = actor or start_worker(self.kind, slot, environment)
-        names = self._only.names if self._only else None
+        names = self._device_list.names if self._device_list else None
         return _Start(
             slot=slot,
             index=index,
@@ -551,7 +561,7 @@ class WorkerPool:
             else:
                 failure = f"its process did not start within {limit_s:.0f} s"
                 result = _StartResult(start=start, failure=failure)
-            if result.failure and self._agents.has_ended(start.slot.node_id):
+            if result.failure and self._agents.has_ray_ended(start.slot.node_id):
                 self.lose({start.slot.node_id})
             with self._lock:
                 if start not in starts:  # its node was lost
@@ -563,13 +573,13 @@ class WorkerPool:
         return results
 
     def _try_again(self, starts: list[_Start], result: _StartResult) -> bool:
-        """Replace a killed start in `starts` by a new start; return False if this is hopeless."""
+        """Replace a killed start in `starts` by a new start; return False if this cannot help."""
         start = result.start
         if start.attempts >= _MAX_STARTS:
             return False
         # This raises if the process has died with this host's Ray.
         self._agents.check_head(start.slot.node_id)
-        if self._agents.has_ended(start.slot.node_id):
+        if self._agents.has_ray_ended(start.slot.node_id):
             return False
         ray.kill(start.process.actor, no_restart=True)
         self._log(f"{result.failure} (tried once more)")
@@ -604,7 +614,7 @@ class WorkerPool:
         with self._lock:
             self._workers.append(worker)
         usable = len(self._workers) - len(self.lost)
-        wanted = len(self._only.names) if self._only else self._target_count
+        wanted = len(self._device_list.names) if self._device_list else self._target_count
         self._log(f"a worker came on {worker.device.host}: {usable} of {wanted} are there")
         return True
 

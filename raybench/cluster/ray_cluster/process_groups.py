@@ -101,7 +101,7 @@ class ProcessGroups:
                     # group; the other members leave it when they join their next group.
                     self.abort(group)
                     continue
-                calls = [self._pool[n].process.actor.leave.remote() for n in members]
+                calls = [self._pool[member].process.actor.leave.remote() for member in members]
                 try:
                     ray.get(calls, timeout=timeouts.LEAVE_GROUP_S)
                 except ray.exceptions.RayError:  # includes a timeout

@@ -110,10 +110,15 @@ def connect_ray(
     *,
     oversubscribe: bool = False,
 ) -> Connection:
-    """Join the Ray cluster at `address`, or start a private Ray.
+    """Join the Ray cluster at `address`, or start a private Ray; call `leave` at the end.
 
-    `raybench.cluster.connect` documents parameters and errors. The caller must call `leave` at the
-    end.
+    Args:
+        address, device, wait_s, oversubscribe: as in `ClusterRequest`.
+        wanted: `ClusterRequest.devices_wanted`.
+        end: as in `raybench.cluster.connect`; None: `end_process`.
+
+    Raises:
+        ClusterError, UsageError: as `raybench.cluster.connect`.
     """
     end = end or end_process
     folder: Path | None = None
@@ -430,6 +435,7 @@ class HeadMonitor:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
         self._asked_s = -timeouts.ASK_HEAD_EVERY_S
+        # Result of the last look: the program that is gone, in words, or "".
         self.last_gone = ""
 
     def gone(self, *, afresh: bool = False) -> str:
