@@ -52,7 +52,7 @@ class _Candidate(NamedTuple):
     node_id: str
     # Index of the device on its node.
     rail: int
-    # Id of the device for the caller.
+    # A worker id, or the index of the device if no workers are known.
     number: int
 
 
@@ -175,9 +175,9 @@ class DeviceAllocator:
             worker_id for worker_id in alive if chosen is None or worker_id in chosen
         ]
         # Number of usable workers that points may have, idle or not.
-        self.alive = len(self._worker_ids)
+        self.usable_count = len(self._worker_ids)
         # Worker id -> position in rank order.
-        self._rank_order = {n: position for position, n in enumerate(self._worker_ids)}
+        self._rank_order = {worker: position for position, worker in enumerate(self._worker_ids)}
         self._workers_of_node: dict[str, list[int]] = {}
         self._rack_and_model: dict[str, tuple[str, str]] = {}
         racks: dict[str, dict[str, list[_Candidate]]] = {}
@@ -198,7 +198,7 @@ class DeviceAllocator:
         Args:
             taken: workers of running points.
         """
-        if world_size > self.alive or (self._isolation == "cluster" and taken):
+        if world_size > self.usable_count or (self._isolation == "cluster" and taken):
             return None
         busy = self._alive.intersection(taken)
         # On an idle cluster rails need no search.
@@ -304,7 +304,8 @@ class DeviceAllocator:
         """Return `count` idle workers of a node, neighbours if possible; () if it has fewer."""
         if len(idle[node]) < count:
             return ()
-        position = {n: position for position, n in enumerate(self._workers_of_node[node])}
+        workers = self._workers_of_node[node]
+        position = {worker_id: position for position, worker_id in enumerate(workers)}
         # Split the idle workers into rows of neighbours, and take the shortest row that suffices.
         rows: list[list[int]] = []
         for worker_id in idle[node]:

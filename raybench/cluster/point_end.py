@@ -400,7 +400,7 @@ def after_timeout(
     """
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     late_in_verdict = [rank for rank in _ranks_of_verdict(finding) if rank in late]
-    # A verdict without a rank says that no rank stands out.
+    # A verdict that names no late rank says that no rank stands out, so blame all late ranks.
     is_about_all = finding is not None and finding.verdict is not None and not late_in_verdict
     blamed = late_in_verdict or (late if is_about_all else _hanging_ranks(point) or late)
     waits: dict[int, str] = {}

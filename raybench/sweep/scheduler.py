@@ -181,7 +181,7 @@ class Schedule:
         if self._stopped_by is not None:
             reason = f"on_error: stop, after point {self._stopped_by} failed"
             return Skip(attempt=attempt, cause=Cause.STOPPED, reason=reason)
-        if point.world_size > self._allocator(point).alive + self.pending:
+        if point.world_size > self._allocator(point).usable_count + self.pending:
             return self._too_few_devices(attempt)
         if point.cuda_graph and not self._all_cuda:
             reason = "cuda_graph: true needs CUDA devices"
@@ -194,7 +194,7 @@ class Schedule:
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
         needed, choice = attempt.point.world_size, attempt.point.devices
-        usable = self._allocator(attempt.point).alive
+        usable = self._allocator(attempt.point).usable_count
         cause = Cause.TOO_FEW_DEVICES
         alive = [device for worker, device in enumerate(self._devices) if worker not in self._lost]
         if choice != ANY and needed <= len(alive):

@@ -89,7 +89,7 @@ def test_neighbouring_devices_are_preferred_from_even_indices():
 @pytest.mark.parametrize("isolation", ["cluster", "node", "device"])
 def test_lost_workers_are_given_to_nobody(isolation):
     allocator = allocator_of(isolation, lost={0, 1}, a=2, b=2)
-    assert allocator.allocator.alive == 2
+    assert allocator.allocator.usable_count == 2
     assert allocator.choose(2) == (2, 3)
     assert allocator.choose(3) is None
     allocator.free((0, 1))
