@@ -84,7 +84,7 @@ def exit_code(points: Sequence[ComparedPoint]) -> int:
     found = Comparison(
         base=(),
         new=(),
-        words=("", ""),
+        side_names=("", ""),
         are_tags=False,
         threshold=THRESHOLD,
         points=points,

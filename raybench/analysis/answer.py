@@ -67,7 +67,7 @@ _SIZES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Insight:
+class SpeedUpRange:
     """The speed-up of a point, or the range of the speed-ups of several points."""
 
     low: float
@@ -137,7 +137,7 @@ class SpeedUps:
     world_size: int
     baseline: Mapping[str, Any]
     # An insight for each value of the first setting in which points differ, or a single insight.
-    series: tuple[Insight, ...]
+    series: tuple[SpeedUpRange, ...]
     # The speed-up of perfect scaling; None if a point has no efficiency, or devices of several
     # models.
     ideal: float | None
@@ -148,22 +148,11 @@ class SpeedUps:
     main_loss: MainLoss | None
 
     @property
-    def each_half_width(self) -> float | None:
-        """The largest half width of all series, for a sentence about ranges of several points.
-
-        None if the half width of a series is unknown, or if each series has a single point.
-        """
-        half_widths = [line.half_width for line in self.series if line.half_width is not None]
-        are_all_known = len(half_widths) == len(self.series)
-        has_range = any(len(line.rows) > 1 for line in self.series)
-        return max(half_widths) if are_all_known and has_range else None
-
-    @property
     def has_interval(self) -> bool:
         """Whether a sentence on the speed-ups has an interval."""
-        single_points = [line for line in self.series if len(line.rows) == 1]
-        is_single_known = any(line.half_width is not None for line in single_points)
-        return is_single_known or self.each_half_width is not None
+        known = [line for line in self.series if line.half_width is not None]
+        # A range over several points has an interval only if the intervals of all series are known.
+        return any(len(line.rows) == 1 for line in known) or len(known) == len(self.series)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,10 +161,10 @@ class Gains:
 
     kind: ClassVar = "gains"
     baseline: Mapping[str, Any]
-    gains: tuple[Insight, ...]
+    gains: tuple[SpeedUpRange, ...]
 
     @property
-    def described_gains(self) -> tuple[Insight, ...]:
+    def described_gains(self) -> tuple[SpeedUpRange, ...]:
         """The gains that a sentence has room for."""
         return self.gains[:MOST_GROUPS]
 
@@ -287,11 +276,11 @@ class RunAnswer:
     largest_batches: tuple[LargestBatch, ...]
     # The answer on uneven shares; None if the run has none.
     shares: BestShares | None
-    # The answer besides uneven shares.
+    # The answer if uneven shares are ignored.
     found: Conclusion
     ranking: Ranking | Values | NothingMeasured
     uncompared: Uncompared | None
-    # Number of ok points with a single round, if the answer lacks an interval because of them.
+    # Number of ok points with a single round; 0 if they leave no interval of the answer unknown.
     single_starts: int
     # Number of points with impossible numbers.
     impossible: int
@@ -501,12 +490,12 @@ def speed_up_half_width(row: ScaledRow) -> float | None:
     return relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
 
 
-def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> Insight:
+def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> SpeedUpRange:
     """Return the speed-up of one point, or the range over several points."""
     speed_ups = [row.speed_up or 0.0 for row in rows]
     # The best of many points is best partly by chance, so take the widest interval of all points.
     half_widths = [speed_up_half_width(row) for row in rows]
-    return Insight(
+    return SpeedUpRange(
         low=min(speed_ups),
         high=max(speed_ups),
         settings=settings,
@@ -578,7 +567,7 @@ def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
     )
 
 
-def why_not_known(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, int]:
+def reasons_of_unknown_losses(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, int]:
     """Return the number of points for each reason of unknown losses, the largest number first."""
     reasons = Counter(row.why_no_losses for row in rows if row.why_no_losses)
     return dict(reasons.most_common())
@@ -617,7 +606,7 @@ def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
         return None
     # If no fleet has several rounds, the fleets only show what was fastest in this run.
     sure = [fleet for fleet in fleets if fleet.is_sure]
-    decided = [fleet for fleet in sure or fleets if not fleet.as_good()]
+    decided = [fleet for fleet in sure or fleets if not fleet.tied_shares()]
     undecided = len(fleets) - len(decided)
     if not decided:
         return BestShares(
@@ -741,6 +730,7 @@ def as_data(value: Any) -> Any:
         # Keys of the JSON that differ from the names of fields.
         keys = {
             "rows": "point_ids",
+            "case_count": "cases",
             "unknown": "point_ids_without_causes",
             "highest_is_best": "is_most_best",
         }

@@ -194,12 +194,12 @@ def compare(
             statuses=[base_statuses.get(point_id, []), new_statuses.get(point_id, [])],
         )
         pairs.append(pair)
-    comparable = [pair for pair in pairs if all(pair.ok) and not pair.obstacle]
+    comparable = [pair for pair in pairs if all(pair.ok_rows) and not pair.obstacle]
     test_fields = _test_fields(comparable, threshold)
     return [pair.compared(**test_fields.get(pair.newest.point_id, {})) for pair in pairs]
 
 
-def check_same_form(runs: Iterable[Run]) -> None:
+def check_same_cpu_section(runs: Iterable[Run]) -> None:
     """Raise ResultsError if only some of the runs used the section `cpu` of their job."""
     with_cpu: list[str] = []
     without: list[str] = []
@@ -241,7 +241,7 @@ class _Pair:
         return (self.rows[1] or self.rows[0])[-1]
 
     @cached_property
-    def ok(self) -> list[list[PointRow]]:
+    def ok_rows(self) -> list[list[PointRow]]:
         """The ok rows with a mean step: a list for the base, a list for the new side."""
         sides = []
         for side in self.rows:
@@ -251,13 +251,13 @@ class _Pair:
     @cached_property
     def has_samples(self) -> bool:
         """Whether samples/s are compared; otherwise steps/s are."""
-        return all(row.throughput for side in self.ok for row in side)
+        return all(row.throughput for side in self.ok_rows for row in side)
 
     @cached_property
     def log_rates(self) -> list[list[float]]:
-        """The logarithms of the rates of the rows in `ok`."""
+        """The logarithms of the rates of the rows in `ok_rows`."""
         sides = []
-        for side in self.ok:
+        for side in self.ok_rows:
             sides.append([math.log(self._rate(row)) for row in side])
         return sides
 
@@ -270,10 +270,10 @@ class _Pair:
     def obstacle(self) -> NotDecided | None:
         """Why the runs of the point cannot be compared, or are too few."""
         for column, kind in _MACHINE_COLUMNS.items():
-            values = dict.fromkeys(getattr(row, column) for side in self.ok for row in side)
+            values = dict.fromkeys(getattr(row, column) for side in self.ok_rows for row in side)
             if len(values) > 1:
                 return NotDecided(kind=kind, values=tuple(values))
-        base_runs, new_runs = map(len, self.ok)
+        base_runs, new_runs = map(len, self.ok_rows)
         runs, side = (new_runs, "new") if new_runs < base_runs else (base_runs, "base")
         if runs >= LEAST_RUNS:
             return None
@@ -299,11 +299,11 @@ class _Pair:
             status_new=worst[1],
             base_failed=failed_shares[0],
             new_failed=failed_shares[1],
-            base_runs=len(self.ok[0]),
-            new_runs=len(self.ok[1]),
+            base_runs=len(self.ok_rows[0]),
+            new_runs=len(self.ok_rows[1]),
             unit="samples/s" if self.has_samples else "steps/s",
         )
-        if not all(self.ok):
+        if not all(self.ok_rows):
             return point
         base, new = (math.exp(np.mean(side)) for side in self.log_rates)
         point = replace(point, base=base, new=new, ratio=new / base)
@@ -318,8 +318,8 @@ class _Test:
 
     point_id: str
     # Change of the logarithm of the rate; negative if the new side is slower.
-    size: float
-    # Variance of `size` / variance of one run: 1/n + 1/m for n and m runs.
+    log_change: float
+    # Variance of `log_change` / variance of one run: 1/n + 1/m for n and m runs.
     variance_share: float
     # Scatter between the runs of a side.
     scatter: Scatter
@@ -327,12 +327,12 @@ class _Test:
     @property
     def ratio(self) -> float:
         """The ratio new / base."""
-        return math.exp(self.size)
+        return math.exp(self.log_change)
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Return the confidence interval of `ratio`: (low, high)."""
         half_width = self.scatter.half_width(self.variance_share, confidence)
-        return math.exp(self.size - half_width), math.exp(self.size + half_width)
+        return math.exp(self.log_change - half_width), math.exp(self.log_change + half_width)
 
     def least_seen(self, threshold: float, tests: int) -> float:
         """Return the slowdown that these runs detect in 95 % of cases if no other point changed.
@@ -354,8 +354,8 @@ def _test_fields(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str
     tests = _tests(pairs)
     if not tests:
         return {}
-    p_slower = [test.scatter.p_value(-test.size, test.variance_share) for test in tests]
-    p_faster = [test.scatter.p_value(test.size, test.variance_share) for test in tests]
+    p_slower = [test.scatter.p_value(-test.log_change, test.variance_share) for test in tests]
+    p_faster = [test.scatter.p_value(test.log_change, test.variance_share) for test in tests]
     q_values_slower = false_discovery_control(p_slower).tolist()
     q_values_faster = false_discovery_control(p_faster).tolist()
     fields_by_point = {}
@@ -380,12 +380,12 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     # Number the runs: they are the columns of the matrix [points, runs].
     columns: dict[tuple[int, str], int] = {}
     for pair in pairs:
-        for side, rows in enumerate(pair.ok):
+        for side, rows in enumerate(pair.ok_rows):
             for row in rows:
                 columns.setdefault((side, row.run_id), len(columns))
     log_rates = np.full((len(pairs), len(columns)), math.nan)
     for point, pair in enumerate(pairs):
-        for side, rows in enumerate(pair.ok):
+        for side, rows in enumerate(pair.ok_rows):
             for row, log_rate in zip(rows, pair.log_rates[side], strict=True):
                 log_rates[point, columns[side, row.run_id]] = log_rate
     scatters = scatter(log_rates, [side for side, _ in columns])
@@ -394,8 +394,8 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
         if point_scatter is not None:
             test = _Test(
                 point_id=pair.newest.point_id,
-                size=float(np.mean(pair.log_rates[1]) - np.mean(pair.log_rates[0])),
-                variance_share=sum(1 / len(rows) for rows in pair.ok),
+                log_change=float(np.mean(pair.log_rates[1]) - np.mean(pair.log_rates[0])),
+                variance_share=sum(1 / len(rows) for rows in pair.ok_rows),
                 scatter=point_scatter,
             )
             tests.append(test)
@@ -646,8 +646,8 @@ class HistoryRow(PointRow):
     machine: int
     # Geometric mean of the step times of the same level.
     level_ms: float
-    # Relative change from the level before; None unless the run is the first of a level.
-    step: float | None = None
+    # Relative change of the step time from the level before, where a level begins; else None.
+    level_change: float | None = None
 
 
 def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list[HistoryRow]:
@@ -679,17 +679,18 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
             for row in rows
             if row.step_ms_ci_high and row.step_ms_ci_low
         ]
-        within = 0.0
+        log_sd = 0.0
         if interval_ratios:
-            within = math.log(float(np.median(interval_ratios))) / 2 / _SDS_OF_95_PERCENT
+            log_sd = math.log(float(np.median(interval_ratios))) / 2 / _SDS_OF_95_PERCENT
         # The indices at which levels begin, and the end of the last level.
-        ends = [0, *find_level_starts(log_steps, within, threshold), len(log_steps)]
+        ends = [0, *find_level_starts(log_steps, log_sd, threshold), len(log_steps)]
         level_before: float | None = None
         for first, end in pairwise(ends):
             level = float(log_steps[first:end].mean())
-            step = None if level_before is None else math.expm1(level - level_before)
+            level_change = None if level_before is None else math.expm1(level - level_before)
             shared: dict[str, Any] = {"machine": machine, "level_ms": math.exp(level)}
-            history_rows.append(HistoryRow(**vars(rows[first]), **shared, step=step))
+            first_row = HistoryRow(**vars(rows[first]), **shared, level_change=level_change)
+            history_rows.append(first_row)
             history_rows += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
             level_before = level
 

@@ -74,18 +74,19 @@ def _most_harmful_first(group: DoubtGroup) -> tuple[int, int]:
 
 
 def _shown_doubts(row: ScaledRow) -> Iterator[Doubt]:
-    """Yield the doubts of a point that no other message shows."""
-    shown_elsewhere = {DoubtKind.BASE_UNSTEADY}
+    """Yield the doubts of a point, without doubts that say nothing new in a report."""
+    # The baseline point has the doubt UNSTEADY itself.
+    hidden_kinds = {DoubtKind.BASE_UNSTEADY}
     if row.why is not None and row.why.kind is NotComparedKind.NO_THROUGHPUT:
-        shown_elsewhere.add(DoubtKind.NO_THROUGHPUT)
+        hidden_kinds.add(DoubtKind.NO_THROUGHPUT)
     if row.throughput is None:
         # No table shows the parts of such steps.
-        shown_elsewhere.add(DoubtKind.NO_BREAKDOWN)
+        hidden_kinds.add(DoubtKind.NO_BREAKDOWN)
     if any(doubt.kind is DoubtKind.SCRIPT_ENDED for doubt in row.doubts or ()):
         # The end of the script, and no time limit, ended the timing.
-        shown_elsewhere |= {DoubtKind.SHORT, DoubtKind.FEW_SAMPLES}
+        hidden_kinds |= {DoubtKind.SHORT, DoubtKind.FEW_SAMPLES}
     for doubt in row.doubts or ():
-        if doubt.kind not in shown_elsewhere:
+        if doubt.kind not in hidden_kinds:
             yield doubt
 
 

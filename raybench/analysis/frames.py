@@ -183,11 +183,11 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
 
     baselines = reader.baselines(root, run_id)
     records = []
-    for id_of_points, points in _points_by_run(root, run_id).items():
+    for points_run_id, points in _points_by_run(root, run_id).items():
         # A run without a row in `runs` is left out, because its baseline is unknown.
-        if id_of_points not in baselines:
+        if points_run_id not in baselines:
             continue
-        rows = scaling(points, baselines[id_of_points])
+        rows = scaling(points, baselines[points_run_id])
         # Id of the first baseline point of each series.
         baseline_ids: dict[Any, str] = {}
         for row in rows:

@@ -167,7 +167,7 @@ class OverCases:
     # Number of cases that these settings win; 0 if no case is decided.
     wins: int
     # Number of cases with several points.
-    cases: int
+    case_count: int
     # Number of cases with several points, but without a clear winner.
     undecided: int
 
@@ -253,9 +253,9 @@ class OfDatasheet:
 
 
 def with_declaration(metric: Metric | None, rows: Iterable[ScaledRow]) -> Metric | None:
-    """Return a metric that a workload declares with its unit, `over_step` and format.
+    """Return a metric with the unit, `over_step` and format that its workload declares.
 
-    The tables lack them, so they are read from the class of the workload. Other metrics are
+    The tables do not store these, so the class of the workload is read. A column of raybench is
     returned unchanged.
     """
     if metric is None or is_column(metric):
@@ -406,7 +406,7 @@ def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
     undecided = len(contested) - len(decided)
     if not decided:
         case = max(contested, key=lambda case: case.gain)
-        return OverCases(case=case, wins=0, cases=len(contested), undecided=undecided)
+        return OverCases(case=case, wins=0, case_count=len(contested), undecided=undecided)
 
     def winner(case: RankedCase) -> str:
         return str(case.best.settings)
@@ -418,7 +418,12 @@ def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
         return wins[winner(case)], case.best.value if case.highest_is_best else case.gain
 
     case = max(decided, key=most_wins)
-    return OverCases(case=case, wins=wins[winner(case)], cases=len(contested), undecided=undecided)
+    return OverCases(
+        case=case,
+        wins=wins[winner(case)],
+        case_count=len(contested),
+        undecided=undecided,
+    )
 
 
 def share_of_datasheet(metric: Metric, row: ScaledRow) -> OfDatasheet | None:

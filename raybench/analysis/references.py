@@ -55,6 +55,8 @@ Measured = dict[str, dict[str, Annotated[list[Positive], Field(min_length=1)]]]
 
 
 class _Strict(BaseModel):
+    """A part of a reference file, in which unknown keys are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -411,6 +413,7 @@ class References:
         return None
 
 
+# Only the references that come with raybench.
 SHIPPED = References()
 
 

@@ -146,7 +146,7 @@ class ScaledRow(PointRow):
 
 
 # The columns that a report can show of a point.
-BY_NAME: Mapping[str, Metric] = {
+METRICS_BY_NAME: Mapping[str, Metric] = {
     column.name: Metric(
         name=column.name,
         unit=column.unit,
@@ -171,10 +171,14 @@ class Columns:
 
 
 def _named_columns(names: str, *, optional: str) -> Columns:
-    """Return the columns of these names, which are separated by blanks."""
+    """Return the columns of these names, which are separated by blanks.
+
+    Args:
+        optional: names in the order in which a narrow table drops them.
+    """
     return Columns(
-        metrics=tuple(BY_NAME[name] for name in names.split()),
-        optional=tuple(BY_NAME[name] for name in optional.split()),
+        metrics=tuple(METRICS_BY_NAME[name] for name in names.split()),
+        optional=tuple(METRICS_BY_NAME[name] for name in optional.split()),
     )
 
 
@@ -206,7 +210,7 @@ MEMORY = _named_columns(
 )
 # The progress line shows the first rate that a point has.
 MAIN_RATES = tuple(
-    BY_NAME[name]
+    METRICS_BY_NAME[name]
     for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device")
 )
 
@@ -227,8 +231,8 @@ def workload_metrics(rows: Iterable[PointRow]) -> tuple[Metric, ...]:
 
 
 def is_column(metric: Metric) -> bool:
-    """Return whether a metric is a column of raybench; workloads declare other metrics."""
-    return BY_NAME.get(metric.name) is metric
+    """Return whether a metric is one of METRICS_BY_NAME; workloads declare other metrics."""
+    return METRICS_BY_NAME.get(metric.name) is metric
 
 
 def value_of(row: PointRow, metric: Metric) -> Any:
@@ -245,7 +249,7 @@ def find_metric(rows: Iterable[ScaledRow], name: str) -> Metric | None:
     """
     ok = [row for row in rows if row.status is Status.OK]
     declared = {metric.name: metric for metric in workload_metrics(ok)}
-    metric = declared.get(name) or BY_NAME.get(name)
+    metric = declared.get(name) or METRICS_BY_NAME.get(name)
     values = [value_of(row, metric) for row in ok] if metric else []
     return metric if any(isinstance(value, int | float) for value in values) else None
 
@@ -341,19 +345,19 @@ def is_numeric(rows: Sequence[HasSettings], name: str) -> bool:
 
 def varying(
     rows: Sequence[HasSettings],
-    but: Collection[str] = (),
+    left_out: Collection[str] = (),
     *,
     always: Collection[str] = (),
     params_first: bool = False,
 ) -> list[str]:
-    """Return the settings in which rows differ: first SETTINGS, then parameters.
+    """Return the names of the settings in which rows differ: first SETTINGS, then parameters.
 
     For rows of the table `points`, which have no field `batch`, its place is taken by `batch_size`
     if all points scale weakly, or else by `global_batch_size`.
 
     Args:
         rows: points.
-        but: settings to leave out, even if in `always`.
+        left_out: settings that are never returned, even if in `always`.
         always: settings to return even if rows do not differ.
         params_first: put parameters before all settings except the workload.
     """
@@ -368,7 +372,7 @@ def varying(
     differing = []
     for name in dict.fromkeys(names):
         texts = {str(setting_of(row, name)) for row in rows}
-        if name not in but and (name in always or len(texts) > 1):
+        if name not in left_out and (name in always or len(texts) > 1):
             differing.append(name)
     return differing
 

@@ -94,7 +94,7 @@ class RunData:
 
     @cached_property
     def trials(self) -> Trials:
-        """The attempts of `points` by round."""
+        """The ok trials of `points` by round, and their controls."""
         return Trials(self.points)
 
     @cached_property
@@ -215,9 +215,9 @@ class RunData:
 
     @cached_property
     def has_other_world_sizes(self) -> bool:
-        """Whether other numbers of devices ran than the question of the job is about.
+        """Whether `--set` or section `cpu` changed world_size, so the job's question may not fit.
 
-        `--set` may have changed them, or a section `cpu` that asks no question of its own.
+        A section `cpu` that also replaces the question does not count.
         """
         if any(text.startswith("matrix.world_size") for text in self.overrides):
             return True
@@ -293,7 +293,7 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
 
     Args:
         rows: attempts; controls and repeated attempts count too.
-        uuids: UUIDs of all devices of the run.
+        uuids: UUIDs of all devices of the run; without them the devices of values are unknown.
     """
     for row in rows:
         model = row.device_name or ""

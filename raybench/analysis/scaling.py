@@ -459,11 +459,13 @@ LOSSES = (
     *("lost_comm", "lost_compute", "lost_wait", "lost_data", "lost_host"),
     "lost_unexplained",
 )
+# The losses that have a cause: all but the last.
+_LOSSES_WITH_CAUSE = LOSSES[:-1]
 
 
 def has_causes(row: object) -> bool:
     """Return whether a row has a loss with a known cause."""
-    return any(getattr(row, name, None) is not None for name in LOSSES[:-1])
+    return any(getattr(row, name, None) is not None for name in _LOSSES_WITH_CAUSE)
 
 
 def shares_of_loss(row: PointRow, base: PointRow, efficiency: float) -> dict[str, float | None]:
@@ -517,7 +519,7 @@ def _scaled_parts_ms(row: PointRow) -> dict[str, float | None]:
     """Return the part of the step for each cause of a loss, scaled to the step of all rounds."""
     round_step_ms = step_of_parts(row)
     if not round_step_ms or not row.step_ms_p50:
-        return dict.fromkeys(LOSSES[:-1])
+        return dict.fromkeys(_LOSSES_WITH_CAUSE)
     # The parts were measured in one round. Other rounds are assumed to have the same shares.
     factor = row.step_ms_p50 / round_step_ms
     parts = _parts_ms(row, (_mean_or_median_ms(row) or 0.0) / factor)
@@ -526,7 +528,7 @@ def _scaled_parts_ms(row: PointRow) -> dict[str, float | None]:
 
 def _parts_ms(row: PointRow, mean_ms: float) -> dict[str, float | None]:
     """Return the part of the step for each cause of a loss, in a round with this mean step."""
-    parts: dict[str, float | None] = dict.fromkeys(LOSSES[:-1])
+    parts: dict[str, float | None] = dict.fromkeys(_LOSSES_WITH_CAUSE)
     local_ms, data_ms, gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
     parts["lost_data"] = data_ms
     if local_ms is None:

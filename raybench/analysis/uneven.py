@@ -21,7 +21,7 @@ from raybench.stats.shares import fast_devices
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOfStep:
+class RankInUnevenStep:
     """The part of a rank in an uneven step."""
 
     rank: int
@@ -57,7 +57,7 @@ class Scenario:
         return None if low is None or high is None else (high - low) / 2 / self.throughput
 
     @cached_property
-    def ranks(self) -> tuple[RankOfStep, ...]:
+    def ranks(self) -> tuple[RankInUnevenStep, ...]:
         """The part of each rank, in rank order; empty if the shares are unknown."""
         row = self.row
         shares = row.share_by_rank or ()
@@ -72,7 +72,7 @@ class Scenario:
         ranks = []
         for rank, items in enumerate(shares):
             ranks.append(
-                RankOfStep(
+                RankInUnevenStep(
                     rank=rank,
                     items=items,
                     wait_ms=longest_ms - local_ms[rank] if rank in local_ms else None,
@@ -151,7 +151,7 @@ class UnevenFleet:
         return fmean(slow) / fmean(fast) if slow and fast else 1.0
 
     @property
-    def _ranks(self) -> Sequence[RankOfStep]:
+    def _ranks(self) -> Sequence[RankInUnevenStep]:
         """The ranks of the first scenario with known shares; empty without such a scenario."""
         ranks_of_scenarios = (scenario.ranks for scenario in self.scenarios.values())
         return next(filter(None, ranks_of_scenarios), ())
@@ -161,7 +161,7 @@ class UnevenFleet:
         """The scenario with the most samples/s."""
         return max(self.scenarios.values(), key=lambda scenario: scenario.throughput)
 
-    def as_good(self) -> list[str]:
+    def tied_shares(self) -> list[str]:
         """Return the shares that may be as good as the best shares."""
         ties = []
         for scenario in self.scenarios.values():

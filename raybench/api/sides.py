@@ -125,7 +125,7 @@ def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) ->
         POINT_COLUMNS,
         all_point_changes,
         changes,
-        check_same_form,
+        check_same_cpu_section,
         compare,
         lasting_changes,
     )
@@ -136,7 +136,7 @@ def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) ->
     from raybench.report.words.doubts import doubt_words
 
     base, new = sides
-    check_same_form(run.run for run in (*base.runs, *new.runs))
+    check_same_cpu_section(run.run for run in (*base.runs, *new.runs))
     base_points = [point_rows(run.points(POINT_COLUMNS)) for run in base.runs]
     new_points = [point_rows(run.points(POINT_COLUMNS)) for run in new.runs]
     base_data = load_run_data(base.newest.root, base.newest.run_id)
@@ -155,7 +155,7 @@ def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) ->
     return Comparison(
         base=tuple(run.run for run in base.runs),
         new=tuple(run.run for run in new.runs),
-        words=(base.words, new.words),
+        side_names=(base.words, new.words),
         are_tags=base.is_tag and new.is_tag,
         threshold=threshold,
         points=compare(base_points, new_points, threshold=threshold),

@@ -118,7 +118,7 @@ def compare_command(
     write_document(comparison, kind, output, make_page)
     if fail_on is None:
         return 0
-    if not comparison.compared and not comparison.broken:
+    if not comparison.compared and not comparison.failing_more_often:
         raise ResultsError(f"--fail-on {fail_on}: no point was measured in both runs")
     if comparison.obstacles:
         from raybench.report.words.compare import not_decided
@@ -275,7 +275,7 @@ def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], 
     steps: list[tuple[HistoryRow, str]] = []
     for row in rows:
         previous = latest.get((row.point_id, row.machine), "")
-        if row.step is not None:
+        if row.level_change is not None:
             steps.append((row, previous))
         latest[row.point_id, row.machine] = row.run_id
     ids = {run_id for row, previous in steps for run_id in (row.run_id, previous)}

@@ -194,7 +194,7 @@ def explain_command(term: tuple[str, ...]) -> None:
     raybench explain cluster    (a how-to page)
     raybench explain            (lists all terms and pages)
     """
-    from raybench.analysis.rows import BY_NAME
+    from raybench.analysis.rows import METRICS_BY_NAME
     from raybench.job.problems import say_unknown
 
     folder = files("raybench").joinpath("how-to")
@@ -217,7 +217,7 @@ def explain_command(term: tuple[str, ...]) -> None:
         texts.append(page)
     if not texts:
         matching = [name for name, page in pages.items() if wanted.lower() in page.lower()]
-        unknown = say_unknown("term", wanted, [*words, *pages, *BY_NAME])
+        unknown = say_unknown("term", wanted, [*words, *pages, *METRICS_BY_NAME])
         separator = " " if unknown.endswith("?") else "; "
         message = f"{unknown}{separator}`raybench explain` lists all, and the how-to pages"
         if matching:
@@ -263,11 +263,11 @@ def _doubt_meanings(wanted: str, keys: Set[str]) -> Iterator[str]:
 
 def _metric_meanings(keys: Set[str]) -> Iterator[str]:
     """Yield the meanings of columns, and of the metrics of built-in workloads."""
-    from raybench.analysis.rows import BY_NAME
+    from raybench.analysis.rows import METRICS_BY_NAME
     from raybench.job import registry
     from raybench.job.declarations import declared_entries
 
-    for metric in BY_NAME.values():
+    for metric in METRICS_BY_NAME.values():
         if not keys.isdisjoint((metric.name, metric.title.lower(), metric.heading.lower())):
             shown = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""

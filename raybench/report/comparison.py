@@ -78,7 +78,7 @@ class Comparison(Document):
     base: Sequence[Run]
     new: Sequence[Run]
     # The names of both sides that the user gave, and whether both are tags.
-    words: tuple[str, str]
+    side_names: tuple[str, str]
     are_tags: bool
     # Smaller relative changes are ignored.
     threshold: float
@@ -116,14 +116,14 @@ class Comparison(Document):
         return Counter(row.verdict for row in self.compared if row.verdict)
 
     @property
-    def broken(self) -> list[ComparedPoint]:
+    def failing_more_often(self) -> list[ComparedPoint]:
         """Return the points that fail in a larger share of their rounds in NEW than in BASE."""
         return [row for row in self.rows if row.base_runs and row.new_failed > row.base_failed]
 
     @property
     def is_regression(self) -> bool:
         """Return whether a point is slower, or fails more often, in NEW."""
-        return bool(self.verdicts[SLOWER] or self.broken)
+        return bool(self.verdicts[SLOWER] or self.failing_more_often)
 
     @property
     def has_one_run(self) -> bool:
@@ -166,8 +166,8 @@ class Comparison(Document):
             sentences.append(words.NOT_ON_BOTH_SIDES)
         elif self.has_one_run and not self.obstacles:
             sentences += words.one_run(self._sides_of_one_run())
-        if self.broken:
-            sentences.append(words.more_failures(len(self.broken)))
+        if self.failing_more_often:
+            sentences.append(words.more_failures(len(self.failing_more_often)))
         if self.compared and not self.has_one_run:
             sentences += self._verdict_sentences()
         elif len(self.compared) > 1 and not self.obstacles:
@@ -275,7 +275,7 @@ class Comparison(Document):
             yield self._points_table(max(_LEAST_IN_SHORT, min(_MOST_IN_SHORT, free_lines)))
         for index, line in enumerate(advice):
             yield Line(text=line.text, is_apart=index == 0)
-        following = formatting.command("compare", *self.words, *self.options, "--full")
+        following = formatting.command("compare", *self.side_names, *self.options, "--full")
         if len(f"Next: {following}") > WIDTH:
             following = "repeat this command with --full"
         text = f"Next: {following}"
@@ -285,7 +285,7 @@ class Comparison(Document):
     def runs(self) -> tuple[str, ...]:
         """Return a line for the runs of each side, and for the machines of the runs."""
         lines = []
-        sides = (("BASE", self.base, self.words[0]), ("NEW", self.new, self.words[1]))
+        sides = (("BASE", self.base, self.side_names[0]), ("NEW", self.new, self.side_names[1]))
         for side, runs, name in sides:
             newest = formatting.run_title(runs[-1])
             if len(runs) == 1:
@@ -312,8 +312,8 @@ class Comparison(Document):
 
     def _failures_listing(self) -> Listing | None:
         """Return the status of points that fail more often in NEW, or have no rate on one side."""
-        broken = self.broken
-        failed = [row for row in self.rows if row in broken or _has_failed_side(row)]
+        failing_more_often = self.failing_more_often
+        failed = [row for row in self.rows if row in failing_more_often or _has_failed_side(row)]
         if not failed:
             return None
         statuses = []
@@ -330,7 +330,7 @@ class Comparison(Document):
 
     @cached_property
     def _one_sided_points(self) -> dict[str, list[ComparedPoint]]:
-        """Return side without a point, `base` or `new` -> the points that it lacks."""
+        """Return `base` and `new` -> the points that this side lacks."""
         lacking: dict[str, list[ComparedPoint]] = {"new": [], "base": []}
         for row in self.rows:
             if side := _missing_side(row):
@@ -366,7 +366,7 @@ class Comparison(Document):
         """Yield what decides undecided points, and which runs are left out."""
         if self.verdicts[UNCLEAR] and not self.obstacles:
             runs = max(_ENOUGH_RUNS, min(len(self.base), len(self.new)) + 2)
-            tags = self.words if self.are_tags else None
+            tags = self.side_names if self.are_tags else None
             yield from words.more_runs(runs, tags)
         most = _MOST_LEFT_OUT_IN_SHORT if self.is_short else _MOST_LEFT_OUT
         for run_id, facts in [*self.left_out.items()][:most]:

@@ -224,24 +224,24 @@ def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
 
 
 def metric_column(
-    metric: Metric, unit: Unit, words: dict[str, str], drop: int | None
+    metric: Metric, unit: Unit, placeholders: dict[str, str], drop: int | None
 ) -> ShownColumn:
     """Return the column of a metric.
 
     Args:
         metric: the metric.
         unit: unit of times.
-        words: placeholder in the meaning of the metric -> text. "items", such as "samples", also
-            gives the heading of the throughput, "samples/s".
+        placeholders: placeholder in the meaning of the metric -> text. "items", such as "samples",
+            also gives the heading of the throughput, "samples/s".
         drop: a table that is too wide loses the lowest number first; None: never.
     """
     meaning = metric.meaning or metric.description
-    for name, word in words.items():
-        meaning = meaning.replace(f"{{{name}}}", word)
-    is_rate = metric.name == "throughput" and "items" in words
+    for name, text in placeholders.items():
+        meaning = meaning.replace(f"{{{name}}}", text)
+    is_rate = metric.name == "throughput" and "items" in placeholders
     heading = f"{metric.title} {unit.name}" if metric.format == "time" else metric.title
     return ShownColumn(
-        title=f"{words['items']}/s" if is_rate else heading,
+        title=f"{placeholders['items']}/s" if is_rate else heading,
         meaning=meaning.removesuffix("."),
         drop=drop,
     )

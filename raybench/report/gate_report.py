@@ -181,7 +181,8 @@ class GateReport(Document):
             "minutes": verdict.minutes,
             "stopped": _reason_members(verdict.stopped),
             "disturbances": [
-                {"doubt": one.doubt, "starts": one.starts} for one in verdict.disturbances
+                {"doubt": disturbance.doubt, "starts": disturbance.starts}
+                for disturbance in verdict.disturbances
             ],
             "clock_spread": verdict.clock_spread,
             "points": points,

@@ -68,7 +68,7 @@ class History(Document):
     @property
     def title(self) -> str:
         """Return how many lasting changes the step times of the points have."""
-        changes = sum(row.step is not None for row in self.rows)
+        changes = sum(row.level_change is not None for row in self.rows)
         runs = len({row.run_id for row in self.rows})
         points = len({row.point_id for row in self.rows})
         return history_answer(points, runs, changes)
@@ -100,7 +100,7 @@ class History(Document):
         """Return a line for each lasting change: its size, its run, and what else changed."""
         lines = []
         for row in chain.from_iterable(series):
-            if row.step is None:
+            if row.level_change is None:
                 continue
             phrases = []
             for change in self.causes.get((row.point_id, row.run_id), ()):
@@ -108,15 +108,16 @@ class History(Document):
             causes = some(phrases, _MAX_CHANGES) or NO_CAUSE
             point = f"{row.point_id} " if len(series) > 1 else ""
             text = f"{formatting.when(row.started_at)}, {row.run_id}: {causes}"
-            lines.append((f"{point}{change_percent(row.step)}", text))
+            lines.append((f"{point}{change_percent(row.level_change)}", text))
         return lines
 
     def members(self) -> Mapping[str, Any]:
         """Return the rows as `points`."""
-        names = (*HISTORY_COLUMNS, "machine", "level_ms", "step")
+        names = (*HISTORY_COLUMNS, "machine", "level_ms")
         points = []
         for row in self.rows:
-            points.append({name: getattr(row, name) for name in names})
+            columns = {name: getattr(row, name) for name in names}
+            points.append({**columns, "step": row.level_change})
         return {"points": points}
 
 
@@ -142,7 +143,7 @@ def _series_of_points(rows: Sequence[HistoryRow]) -> list[Series]:
     series: dict[tuple[str, int], Series] = {}
     for row in rows:
         series.setdefault((row.point_id, row.machine), []).append(row)
-    return sorted(series.values(), key=lambda rows: all(row.step is None for row in rows))
+    return sorted(series.values(), key=lambda rows: all(row.level_change is None for row in rows))
 
 
 def _table_of_points(series: Sequence[Series]) -> Table:
@@ -156,7 +157,7 @@ def _table_of_points(series: Sequence[Series]) -> Table:
     settings = setting_columns(latest, names)
 
     def change_of_levels(rows: Series) -> str:
-        has_change = any(row.step is not None for row in rows)
+        has_change = any(row.level_change is not None for row in rows)
         return change_percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_change else ""
 
     columns: list[ColumnOf[Series]] = [
@@ -195,7 +196,7 @@ def _table_of_runs(rows: Series) -> Table:
         ),
         (
             ShownColumn(title="change", meaning=_CHANGE_MEANING),
-            lambda row: change_percent(row.step),
+            lambda row: change_percent(row.level_change),
         ),
     ]
     return make_table(rows, columns)
@@ -237,7 +238,7 @@ def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
     for row in rows:
         when, step_ms = row.started_at, row.step_ms_p50 or 0.0
         tip = f"{point}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}"
-        level = {"level": round(row.level_ms, 6), "is_step": row.step is not None}
+        level = {"level": round(row.level_ms, 6), "is_step": row.level_change is not None}
         mark = {"x": when.isoformat(), "y": round(step_ms, 6), "line": point}
         marks.append({**mark, **level, "tip": tip})
     x: Spec = {

@@ -73,7 +73,7 @@ def marks(row: ScaledRow) -> str:
 
 
 def _failed_ranks(rows: Sequence[PointRow]) -> str:
-    """Return the ranks and hosts of failures, `rank 0, node1, cuda:0`; "" if unknown."""
+    """Return the ranks, hosts and device of failures: `rank 0, node1, cuda:0`; "" if unknown."""
     located = [row for row in rows if row.error_rank is not None and row.error_host is not None]
     if not located:
         return ""

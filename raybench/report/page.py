@@ -301,7 +301,7 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     """Return the table of all points, with tooltips and values to sort by."""
     data = answer.data
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
-    column_words = of_run.words_of_meanings(data, answer.asked)
+    placeholders = of_run.placeholder_texts(data, answer.asked)
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
     columns: list[ColumnOf[ScaledRow]] = [
         (
@@ -321,7 +321,7 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
             ShownColumn(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
             lambda row: Cell(text=marks(row), hint="; ".join(map(mark_words, marks(row)))),
         ),
-        *(_metric_column(metric, column_words) for metric in metrics),
+        *(_metric_column(metric, placeholders) for metric in metrics),
     ]
     return make_table(rows, columns)
 
@@ -353,8 +353,12 @@ def _step_cell(row: ScaledRow) -> Cell:
     return Cell(text=formatting.STATUS_WORDS[row.status], hint=hint)
 
 
-def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]:
-    """Return the column of a metric; shares and speed-ups are sorted by unrounded values."""
+def _metric_column(metric: Metric, placeholders: dict[str, str]) -> ColumnOf[ScaledRow]:
+    """Return the column of a metric; shares and speed-ups are sorted by unrounded values.
+
+    Args:
+        placeholders: as in `metric_column`.
+    """
     # The value that means 100 %; None for metrics that are no shares.
     whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
@@ -368,5 +372,5 @@ def _metric_column(metric: Metric, words: dict[str, str]) -> ColumnOf[ScaledRow]
             return Cell(text="–", hint=not_compared_words(row.why))
         return _sortable_cell(row.speed_up, lambda _: speed_up_words(row), 6)
 
-    column = metric_column(metric, formatting.MILLISECONDS, words, None)
+    column = metric_column(metric, formatting.MILLISECONDS, placeholders, None)
     return column, speed_up_cell if metric.name == "speed_up" else value_cell

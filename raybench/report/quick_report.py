@@ -30,38 +30,42 @@ def format_node_report(report: NodeReport, *, width: int, color: bool = False) -
 
 
 def _blocks(report: NodeReport) -> Iterator[Block]:
-    wrong = [one for one in report.findings if one.verdict.is_unhealthy]
-    suspects = list(dict.fromkeys(words.short_name(one.subject.name, report.host) for one in wrong))
+    wrong = [finding for finding in report.findings if finding.verdict.is_unhealthy]
+    names = [words.short_name(finding.subject.name, report.host) for finding in wrong]
+    suspects = list(dict.fromkeys(names))
     yield Line(text=words.headline(report, suspects), tone=_TONES[report.state])
     yield Line(text=words.took(report))
     if report.detection is not None:
         yield Line(text=health_words.detection(report.detection))
-    said: set[str] = set()
+    said_reasons: set[str] = set()
     for kind in dict.fromkeys(reason.kind for reason in report.untested):
         for reason in report.untested:
             if reason.kind is kind:
-                said.add(reason.detail)
+                said_reasons.add(reason.detail)
                 yield Line(text=f"Why: {words.untested(reason)}")
         yield Line(text=words.untested_advice(kind))
-    for one in wrong:
-        text = health_words.reason_with_value(one)
-        if one.reason not in said and one.verdict is not Verdict.UNTESTED:
-            if one.stage == "environment":
-                said.add(one.reason)
-            yield Line(text=_problem(one, text, report))
-            if one.command:
-                yield Line(text=f"  {one.command.splitlines()[0]}", is_whole=True)
+    for finding in wrong:
+        text = health_words.reason_with_value(finding)
+        if finding.reason not in said_reasons and finding.verdict is not Verdict.UNTESTED:
+            if finding.stage == "environment":
+                said_reasons.add(finding.reason)
+            yield Line(text=_problem(finding, text, report))
+            if finding.command:
+                yield Line(text=f"  {finding.command.splitlines()[0]}", is_whole=True)
     notes = [
-        words.note(one)
-        for one in report.findings
-        if one.verdict is Verdict.NOTE and one.reason not in said
+        words.note(finding)
+        for finding in report.findings
+        if finding.verdict is Verdict.NOTE and finding.reason not in said_reasons
     ]
     for note in dict.fromkeys(notes):
         yield Line(text=note, tone="aside")
-    tests = [one for one in report.findings if one.unit and one.value is not None and _is_test(one)]
+    tests = []
+    for finding in report.findings:
+        if finding.unit and finding.value is not None and _is_test(finding):
+            tests.append(finding)
     if tests:
         yield _table(tests, report)
-    if any(one.verdict in _MARKS for one in tests):
+    if any(finding.verdict in _MARKS for finding in tests):
         yield Line(text=_LEGEND, tone="aside")
 
 
@@ -79,9 +83,9 @@ def _problem(finding: Finding, text: str, report: NodeReport) -> str:
 def _table(findings: Sequence[Finding], report: NodeReport) -> Table:
     """Return a row for each test: the values of all devices, or their range."""
     by_test: dict[tuple[str, str], dict[str, Finding]] = {}
-    for one in findings:
-        by_test.setdefault((one.test, one.unit), {})[one.subject.name] = one
-    measured = {one.subject.name for one in findings}
+    for finding in findings:
+        by_test.setdefault((finding.test, finding.unit), {})[finding.subject.name] = finding
+    measured = {finding.subject.name for finding in findings}
     names = [name for name in report.devices if name in measured]
     is_wide = len(names) <= _MOST_COLUMNS
     columns = [ShownColumn(title="test", is_text=True), ShownColumn(title="unit", is_text=True)]
@@ -91,13 +95,13 @@ def _table(findings: Sequence[Finding], report: NodeReport) -> Table:
         columns += [ShownColumn(title=title) for title in ("least", "most")]
     columns.append(ShownColumn(title="node"))
     rows = []
-    for test, own in by_test.items():
-        of_devices = [own[name] for name in names if name in own]
-        cells = [_figure(own.get(name)) for name in names]
+    for test, finding_of_subject in by_test.items():
+        of_devices = [finding_of_subject[name] for name in names if name in finding_of_subject]
+        cells = [_figure(finding_of_subject.get(name)) for name in names]
         if not is_wide:
-            ordered = sorted(of_devices, key=lambda one: one.value or 0.0)
-            cells = [_figure(one) for one in (*ordered[:1], *ordered[-1:])] or ["", ""]
-        of_node = [one for name, one in own.items() if name not in names]
+            ordered = sorted(of_devices, key=lambda finding: finding.value or 0.0)
+            cells = [_figure(finding) for finding in (*ordered[:1], *ordered[-1:])] or ["", ""]
+        of_node = [finding for name, finding in finding_of_subject.items() if name not in names]
         rows.append((*test, *cells, _figure(of_node[0]) if of_node else ""))
     if not any(row[-1] for row in rows):
         return Table(columns=tuple(columns[:-1]), rows=tuple(row[:-1] for row in rows))

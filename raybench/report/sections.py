@@ -13,7 +13,12 @@ from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
 from raybench.analysis import rows as metrics
-from raybench.analysis.answer import LargestBatches, is_scaling, speed_up_half_width, why_not_known
+from raybench.analysis.answer import (
+    LargestBatches,
+    is_scaling,
+    reasons_of_unknown_losses,
+    speed_up_half_width,
+)
 from raybench.analysis.references import counted_standings
 from raybench.analysis.rounds import RankStep, ranks_of_step, ranks_to_show
 from raybench.analysis.rows import (
@@ -237,7 +242,7 @@ def _losses(answer: RunAnswer) -> Iterator[Listing]:
         return
     lines = list(causes_of(rows))
     without_causes = [row for row in rows if not has_causes(row)]
-    for why, count in why_not_known(without_causes).items():
+    for why, count in reasons_of_unknown_losses(without_causes).items():
         which = f"{count} of {counted(len(rows), 'point')}"
         lines.append((which, f"The causes are unknown, because {losses_unknown_words(why)}."))
     if lines:
@@ -322,7 +327,7 @@ def point_table(answer: RunAnswer) -> Table:
     droppable = [
         *(metric for metric in group.optional if metric.name != "throughput"),
         *reversed(declared),
-        metrics.BY_NAME["throughput"],
+        metrics.METRICS_BY_NAME["throughput"],
     ]
     shown = dict.fromkeys([*([asked_metric] if asked_metric else []), *group.metrics, *declared])
     for metric in shown:
@@ -337,10 +342,14 @@ def point_table(answer: RunAnswer) -> Table:
 def _metric_column(
     answer: RunAnswer, metric: Metric, drop: int | None = None
 ) -> ColumnOf[ScaledRow]:
-    """Return the column of a metric of points, whose meaning fits the run."""
+    """Return the column of a metric of points, whose meaning fits the run.
+
+    Args:
+        drop: as in `ShownColumn`.
+    """
     unit = formatting.unit_of(answer.data.rows)
-    words_of_run = of_run.words_of_meanings(answer.data, answer.asked)
-    head = metric_column(metric, unit, words_of_run, drop)
+    placeholders = of_run.placeholder_texts(answer.data, answer.asked)
+    head = metric_column(metric, unit, placeholders, drop)
     if declared := of_run.declared_meaning(answer.data, metric):
         head = replace(head, meaning=declared)
     if metric.name == "throughput" and of_run.has_steps_of_one_item(answer.data):
@@ -425,12 +434,12 @@ def _summands(answer: RunAnswer, table: Table) -> tuple[str, ...]:
     """Return the headings of the columns that add up to the step."""
     is_cpu = any(row.device_type == "cpu" for row in answer.data.ok_rows)
     names = (*_SUMMED, "data_ms") if is_cpu else _SUMMED
-    heads = {_part_column(answer, metrics.BY_NAME[name], 0)[0].title for name in names}
+    heads = {_part_column(answer, metrics.METRICS_BY_NAME[name], 0)[0].title for name in names}
     return tuple(title for title in table.titles if title in heads)
 
 
 def _part_column(answer: RunAnswer, metric: Metric, drop: int) -> ColumnOf[ScaledRow]:
-    """Return the column of a part of the step or of the memory."""
+    """Return the column of a part of the step or of the memory; `drop` is as in `ShownColumn`."""
     head, cell = _metric_column(answer, metric, drop)
     rows = answer.data.rows
     # comm_ms is known only where DDP reduces the gradients.
@@ -544,9 +553,9 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
 
         return cell
 
-    baseline = of_run.words_of_meanings(answer.data, answer.asked)["baseline"]
+    baseline = of_run.placeholder_texts(answer.data, answer.asked)["baseline"]
     has_rounds = any(row.rounds > 1 for row in answer.data.rows)
-    peak = metrics.BY_NAME["peak_mem_allocated_bytes"]
+    peak = metrics.METRICS_BY_NAME["peak_mem_allocated_bytes"]
     columns: list[ColumnOf[ScaledRow]] = [
         column(
             "cold",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from raybench.analysis.rows import BY_NAME, MAIN_RATES, value_of, workload_metrics
+from raybench.analysis.rows import MAIN_RATES, METRICS_BY_NAME, value_of, workload_metrics
 from raybench.records.status import RunStatus
 from raybench.report import formatting
 from raybench.report.documents import (
@@ -145,7 +145,7 @@ class PointList(Document):
                 rates.append(metric)
         rates += workload_metrics(rows)
         main_rate, extras = rates[:1], rates[1:]
-        extras += [BY_NAME["step_ms_p99"], BY_NAME["peak_mem_allocated_bytes"]]
+        extras += [METRICS_BY_NAME["step_ms_p99"], METRICS_BY_NAME["peak_mem_allocated_bytes"]]
         # A table that is too wide first loses the extras, the last one first.
         drop_reason, drop_rate, drop_status = len(extras) + 1, len(extras) + 2, len(extras) + 3
         is_all_ok = all(row.status == "ok" for row in rows)
@@ -180,6 +180,7 @@ class PointList(Document):
 
 
 def _rate_column(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
+    """Return the column of a metric; `drop` is as in `ShownColumn`."""
     head = metric_column(metric, unit, {}, drop)
     return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 

@@ -269,7 +269,12 @@ def _datasheet_tflops(row: ScaledRow) -> float | None:
 
 
 def _rate_marks(row: ScaledRow, begin: str, has_burst: bool) -> list[Mark]:
-    """Return marks for the sustained rate, and with `has_burst` for the rate of the first 30 ms."""
+    """Return marks for the sustained rate, and with `has_burst` for the rate of the first 30 ms.
+
+    Args:
+        begin: first lines of each tooltip.
+        has_burst: whether the figure has bars for the first 30 ms.
+    """
     sustained, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
     text = formatting.number(sustained)
     tip = f"{begin}\n{text} TFLOP/s"

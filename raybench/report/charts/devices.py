@@ -136,7 +136,10 @@ def _quantiles_of_devices(means: pd.DataFrame, count: int) -> tuple[pd.DataFrame
 
 
 def _point_bands(data: ChartData, time_axis: _TimeAxis) -> list[Mark]:
-    """Return the span of each point along x, in order; points between two samples are omitted."""
+    """Return a band along x for each point, in order of start.
+
+    Points that lie wholly in a part that the axis leaves out have no band.
+    """
     timed = [row for row in data.rows if row.duration_s is not None]
     timed.sort(key=lambda row: row.started_at)
     names = distinguishing_settings(timed)
@@ -154,18 +157,23 @@ def _point_bands(data: ChartData, time_axis: _TimeAxis) -> list[Mark]:
 
 
 def _panel(
-    title: str, means: pd.DataFrame, lines: Sequence[str], name: str, bands: Sequence[Mark]
+    title: str, means: pd.DataFrame, lines: Sequence[str], column: str, bands: Sequence[Mark]
 ) -> Panel:
-    """Return the lines of a column of `means` over time, above the bands of the points."""
+    """Return the lines of a column of `means` over time, above the bands of the points.
+
+    Args:
+        means: a row for each place on the axis (`second`) and line (`device`).
+        lines: names of the lines in the order of the legend.
+    """
     marks: list[Mark] = [
         {"x": round(float(second), 2), "y": round(float(value), 1), "line": line}
-        for line, second, value in zip(means["device"], means["second"], means[name], strict=True)
+        for line, second, value in zip(means["device"], means["second"], means[column], strict=True)
     ]
     domain = [min(mark["x"] for mark in marks), max(mark["x"] for mark in marks)]
     scale = {"domain": domain, "nice": False, "zero": False, "clamp": True}
     x = axis("seconds", format="~s", scale=scale)
     # Clocks differ by little: on an axis from zero a drop could not be seen.
-    from_zero = {"zero": False} if name == "sm_clock_mhz" else {"domainMin": 0}
+    from_zero = {"zero": False} if column == "sm_clock_mhz" else {"domainMin": 0}
     y = axis(None, scale={**from_zero, "padding": 6})
     strips: Spec = {
         "data": {"values": list(bands)},

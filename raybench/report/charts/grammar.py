@@ -21,7 +21,9 @@ from typing import Any
 from raybench.report.documents import Table
 from raybench.report.formatting import printable
 
+# A part of a specification of Vega-Lite.
 Spec = dict[str, Any]
+# The fields of a mark, such as `x`, `y`, `line` and `tip`; each kind of panel says which it needs.
 Mark = dict[str, Any]
 
 # Width and height in px. A chart is as wide as the text on a phone, so that labels of 12 px are

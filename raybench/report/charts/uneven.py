@@ -76,7 +76,12 @@ def uneven_figure(data: ChartData) -> Figure | None:
 
 
 def _marks(fleet: UnevenFleet, speed: str, rate: str) -> list[Mark]:
-    """Return a mark for each way to share the work; `rate` is the unit, such as `samples/s`."""
+    """Return a mark for each way to share the work.
+
+    Args:
+        speed: speed of the slow devices, in words.
+        rate: unit of the throughput, such as `samples/s`.
+    """
     marks = []
     for name, scenario in fleet.scenarios.items():
         value, half_width = scenario.throughput, scenario.half_width
@@ -90,11 +95,16 @@ def _marks(fleet: UnevenFleet, speed: str, rate: str) -> list[Mark]:
 
 
 def _cell(fleet: UnevenFleet, slow: str, speed: str) -> Mark:
-    """Return the cell of the map: the fastest way, its gain, and ways that may be as good."""
+    """Return the cell of the map: the fastest way, its gain, and ways that may be as good.
+
+    Args:
+        slow: column of the cell: number of slow devices, in words.
+        speed: row of the cell: speed of the slow devices, in words.
+    """
     best, text = fleet.best, fleet.best.shares
     if EQUAL in fleet.scenarios and best.shares != EQUAL:
         text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
-    text += "".join(f" or {name}" for name in fleet.as_good())
+    text += "".join(f" or {name}" for name in fleet.tied_shares())
     tip = f"{slow}, at a speed of {speed}\nfastest: {text}"
     return {"x": slow, "y": speed, "line": best.shares, "text": text, "tip": tip}
 

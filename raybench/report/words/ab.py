@@ -151,7 +151,7 @@ def open_reason(why: OpenReason) -> str:
 
 def meanwhile(verdict: GateVerdict) -> list[str]:
     """Return what the machine did while the gate ran, a sentence for each disturbance."""
-    sentences = [_disturbance(one, verdict.starts) for one in verdict.disturbances]
+    sentences = [_disturbance(disturbance, verdict.starts) for disturbance in verdict.disturbances]
     if verdict.clock_spread is not None and verdict.clock_spread > _CLOCK_SPREAD:
         spread = percent_words(verdict.clock_spread)
         sentences.append(f"The SM clock of a point differed by up to {spread} between starts.")

@@ -18,7 +18,7 @@ from raybench.analysis.answer import (
     RunAnswer,
     SpeedUps,
     Uncompared,
-    why_not_known,
+    reasons_of_unknown_losses,
 )
 from raybench.analysis.doubts import busy_group
 from raybench.analysis.ranking import (
@@ -79,12 +79,12 @@ def point_and_round(rows: Iterable[ScaledRow]) -> str:
 
 
 def question_of_run(answer: RunAnswer) -> str:
-    """Return the question of the job; without one, what the points were measured for.
+    """Return the question of the job; if there is none or it does not fit, a made-up question.
 
     A question on scaling does not fit if the numbers of devices are not those of the job.
     """
-    is_cut = answer.data.has_other_world_sizes and isinstance(answer.leading, SpeedUps)
-    if answer.asked.question and not is_cut:
+    has_misfit = answer.data.has_other_world_sizes and isinstance(answer.leading, SpeedUps)
+    if answer.asked.question and not has_misfit:
         return answer.asked.question
     data = answer.data
     workloads = dict.fromkeys(row.workload for row in data.rows)
@@ -363,7 +363,9 @@ def main_loss(loss: MainLoss, devices: str) -> list[str]:
         devices: number of devices of the points, as `4 GPUs`.
     """
     if loss.cause is None:
-        reasons = list(dict.fromkeys(map(losses_unknown_words, why_not_known(loss.unknown))))
+        reasons = list(
+            dict.fromkeys(map(losses_unknown_words, reasons_of_unknown_losses(loss.unknown)))
+        )
         if len(reasons) == 1:
             return [f"The reason why scaling is not ideal is unknown: {reasons[0]}."]
         if reasons:
@@ -386,7 +388,7 @@ def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
     return [
         f"The cause of the lost time is unknown at {counted(count, 'point')}: "
         f"{losses_unknown_words(why)}."
-        for why, count in why_not_known(rows).items()
+        for why, count in reasons_of_unknown_losses(rows).items()
     ]
 
 
@@ -463,16 +465,16 @@ def _noun_beside_unit(metric: Metric, items: str) -> str:
 
 def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
     """Return sentences on the best setting and its gain, or that there is no clear winner."""
-    over = ranking.over_cases
-    case = over.case if over else ranking.described_cases[0]
-    if case.verdict is RankingVerdict.UNDECIDED or (over and not over.wins):
+    over_cases = ranking.over_cases
+    case = over_cases.case if over_cases else ranking.described_cases[0]
+    if case.verdict is RankingVerdict.UNDECIDED or (over_cases and not over_cases.wins):
         return _no_clear_winner(ranking, case, answer)
     best, second = candidate_name(answer, case.best), candidate_name(answer, case.ranked[1])
-    if not over and formatting.ratio(case.gain) == "1.00":
+    if not over_cases and formatting.ratio(case.gain) == "1.00":
         return [f"{best} and {second} differ by less than 0.5 %."]
     won = _cases_won(ranking, case)
     is_sure = case.verdict is RankingVerdict.BEST
-    where = _cases_won_words(answer, won, over.cases) if over else ""
+    where = _cases_won_words(answer, won, over_cases.case_count) if over_cases else ""
     where += "" if is_sure else " in this run"
     noun = metric_noun(ranking.metric, answer.asked.items)
     if is_speed(ranking.metric):
@@ -484,18 +486,22 @@ def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
         sentences = [f"{best} has the {degree} {noun}{where}."]
     if lead_of_best := _lead_over_second(ranking, won, best, second, noun):
         sentences.append(lead_of_best)
-    if over and over.undecided:
-        cases = cases_words(over.undecided, over.cases, answer.case_settings)
+    if over_cases and over_cases.undecided:
+        cases = cases_words(over_cases.undecided, over_cases.case_count, answer.case_settings)
         sentences.append(f"The winner is undecided {cases}.")
     return sentences
 
 
 def _no_clear_winner(ranking: Ranking, case: RankedCase, answer: RunAnswer) -> list[str]:
-    """Return sentences on rivals of the best setting, and on the rounds that may decide."""
+    """Return that no point is the clear winner, and how many rounds may decide.
+
+    Args:
+        case: names the points, unless the ranking has several cases.
+    """
     # More rounds do not change the memory.
     ask = [] if answer.is_of_memory else [_ask_for_rounds(rounds_to_decide(case.best.row))]
     if ranking.over_cases:
-        count = ranking.over_cases.cases
+        count = ranking.over_cases.case_count
         where = cases_words(count, count, answer.case_settings)
         return [f"There is no clear winner {where}.", *ask]
     best, rivals = candidate_name(answer, case.best), candidate_name(answer, case.rivals[0])
@@ -513,7 +519,12 @@ def _is_needed(ranking: Ranking) -> bool:
 def _lead_over_second(
     ranking: Ranking, won: Sequence[RankedCase], best: str, second: str, noun: str
 ) -> str:
-    """Return by how much the best setting leads in the cases `won`; "" beside a value of 0."""
+    """Return by how much the best setting leads in the cases `won`; "" if a second value is 0.
+
+    Args:
+        best, second: names of the points, for a ranking of a single case.
+        noun: the metric in words.
+    """
     if is_speed(ranking.metric):
         gains = [case.gain for case in won]
         if math.inf in gains:
@@ -597,14 +608,22 @@ def datasheet_sentence(metric: Metric, row: ScaledRow) -> str:
 
 
 def metric_noun(metric: Metric, items: str) -> str:
-    """Return the name of a metric in words: `tokens/s`, `step time`."""
+    """Return the name of a metric in words: `tokens/s`, `step time`.
+
+    Args:
+        items: what the job calls its samples, such as `tokens`.
+    """
     if metric.name == "throughput":
         return f"{items}/s"
     return _NOUNS.get(metric.name, metric.title)
 
 
 def unit_of_metric(metric: Metric, items: str) -> str:
-    """Return the unit of a metric, or the title of a metric without a unit."""
+    """Return the unit of a metric, or the title of a metric without a unit.
+
+    Args:
+        items: what the job calls its samples, such as `tokens`.
+    """
     if metric.name == "throughput":
         return f"{items}/s"
     if metric.format in _UNITS:
@@ -614,7 +633,11 @@ def unit_of_metric(metric: Metric, items: str) -> str:
 
 
 def value_words(metric: Metric, value: float, items: str) -> str:
-    """Return a value with its unit or title: `1.50 GiB`, `3.000 loss`."""
+    """Return a value with its unit or title: `1.50 GiB`, `3.000 loss`.
+
+    Args:
+        items: what the job calls its samples, such as `tokens`.
+    """
     if metric.unit == "ms":
         return formatting.duration(value)
     return f"{formatting.metric(metric, value)} {unit_of_metric(metric, items)}".rstrip()

@@ -323,8 +323,8 @@ def before_and_now(change: Change, most: int) -> str:
 
 def _count_alike(first: str, second: str) -> int:
     """Return the number of characters with which both texts begin."""
-    for index, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
+    for index, (letter, other_letter) in enumerate(zip(first, second, strict=False)):
+        if letter != other_letter:
             return index
     return min(len(first), len(second))
 

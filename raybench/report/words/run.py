@@ -170,7 +170,7 @@ def meaning_of_marks(letters: Iterable[str]) -> str:
     return f"marks: {'; '.join(meanings)}" if meanings else ""
 
 
-def words_of_meanings(data: RunData, asked: Answer) -> dict[str, str]:
+def placeholder_texts(data: RunData, asked: Answer) -> dict[str, str]:
     """Return placeholder in the meaning of a metric -> text, for `metric_column`."""
     baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
     of_rounds = "; computed in each round, then averaged"

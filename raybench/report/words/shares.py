@@ -95,7 +95,7 @@ def verdict(fleet: UnevenFleet) -> str:
         if name in fleet.scenarios and name != best.shares:
             gain = gain_over(best, fleet.scenarios[name])
             sentences.append(f"It is {_faster_or_slower(gain)} than {words}.")
-    if rivals := fleet.as_good():
+    if rivals := fleet.tied_shares():
         sentences.append(f"{' and '.join(rivals)} may be as good.")
     # Predicted step in ms -> shares; the first of equal predictions counts.
     predictions: dict[float, str] = {}

@@ -527,7 +527,7 @@ def test_a_history_keeps_other_devices_apart(tmp_path):
         write(tmp_path, f"run{day}", [one], [device], started_at=started_at)
     found = history(point_rows(reader.load_table(tmp_path, "points")))
     assert column(found, "machine") == [0] * 6 + [1] * 6
-    assert set(column(found, "step")) == {None}
+    assert set(column(found, "level_change")) == {None}
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raybench.analysis.rounds import mean_of_rounds
-from raybench.analysis.rows import BY_NAME, setting_order, value_of, varying
+from raybench.analysis.rows import METRICS_BY_NAME, setting_order, value_of, varying
 from raybench.analysis.scaling import LOSSES, scaling, shares_of_loss
 from raybench.job.point import Precision
 from raybench.records.doubts import (
@@ -109,7 +109,7 @@ ELSEWHERE = replace(make_steady(1, 10.0), devices=(make_device(name="NVIDIA A100
 )
 def test_missing_speed_up_has_a_reason(first, baseline, why):
     found = scaling(make_rows([first, make_steady(2, 10.0)]), baseline)
-    assert value_of(make_row(), BY_NAME["speed_up"]) is None
+    assert value_of(make_row(), METRICS_BY_NAME["speed_up"]) is None
     kind, subject = why
     told = NotCompared(kind=kind, subject=subject)
     assert (found[1].speed_up, found[1].efficiency, found[1].why) == (None, None, told)
