@@ -101,6 +101,8 @@ def test_run_resumes_whatever_ended_its_sweep(harms, small_disk, tmp_path):
             assert re.search(f": cannot be written: ({reason})$", line)
             assert kept.startswith("stopped: 1 finished point is kept")
             (small_disk / "filler").unlink(missing_ok=True)
+        # A killed sweep prints no command.
+        command = sweep_command(tmp_path, "--device", "cpu", "--resume", "latest")
         for go_on in re.findall("^go on with: python -m raybench (.*)$", ended.said, re.MULTILINE):
             command = [*RAYBENCH, *shlex.split(go_on)]
     last = start_sweep(command, tmp_path)

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from raybench.cluster import find_kind
 from raybench.cluster.device_reservation import CPU, FOLDER_VARIABLE, DeviceLocks, this_process
+from raybench.errors import ClusterError
 from tests.integration.orphans import hanging_sweep, lives, orphans_in
 from tests.integration.sweeps import begin, cpu_sweep, raybench, table, wait_for, write_text
 
@@ -88,3 +90,9 @@ def test_killed_worker_or_driver_leaves_no_processes(tmp_path, three_nodes):
         driver.wait()
         took_s = wait_for(lambda: not any(map(lives, second)), 15)
     print(f"gone: children of a killed worker {child_s:.1f} s; after the driver's {took_s:.1f} s")
+
+
+def test_cluster_is_asked_for_gpus_before_it_is_joined(three_nodes):
+    assert find_kind(three_nodes, "auto") == "cpu"
+    with pytest.raises(ClusterError, match="no Ray cluster answers there"):
+        find_kind("127.0.0.1:1", "auto")
