@@ -597,7 +597,8 @@ def _gains(data: RunData) -> Gains:
 def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
     """Return which shares were best most often, and where they gained most; None for no fleets.
 
-    Fleets with a tie for the best shares are undecided.
+    A fleet is all points of a run that differ in `shares` alone. It is undecided if shares tie for
+    the best, or if it has one round and other fleets have several.
 
     Args:
         fleets: all fleets of one run.

@@ -371,18 +371,23 @@ def _best_first(
 
 
 def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
-    """Return the values of cases that have one point each."""
-    # Only all_reduce counts, if the run has this collective.
-    reduces = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
-    counted = reduces or list(cases)
-    largest_size = max(size_of(case.best.row) for case in counted)
-    largest = [case for case in counted if size_of(case.best.row) == largest_size]
+    """Return the metric of points that do not compete: the values at the largest size, and ranges.
+
+    Args:
+        cases: each has one point.
+    """
+    # If the run has all_reduce, its values stand for all collectives.
+    all_reduces = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
+    shown = all_reduces or list(cases)
+    largest_size = max(size_of(case.best.row) for case in shown)
+    largest = [case for case in shown if size_of(case.best.row) == largest_size]
     # Append the first case again, so that it becomes `most` if all values are equal.
     least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
     sizes = sorted({size_of(case.best.row) for case in cases} - {0})
     smallest_step_ms = 0.0
     if metric.name == "busbw_gb_s" and len(sizes) > 1:
-        smallest = [case.best.row for case in counted if size_of(case.best.row) == sizes[0]]
+        # The time of the smallest message is the latency of a collective.
+        smallest = [case.best.row for case in shown if size_of(case.best.row) == sizes[0]]
         same_world = [row for row in smallest if row.world_size == most.best.row.world_size]
         smallest_step_ms = min((row.step_ms_p50 or 0.0 for row in same_world), default=0.0)
     return Values(
@@ -393,7 +398,7 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
         least=least,
         most=most,
         sizes=tuple(sizes),
-        is_all_reduce_of_several=len(counted) < len(cases),
+        is_all_reduce_of_several=len(shown) < len(cases),
         smallest_step_ms=smallest_step_ms or None,
     )
 

@@ -333,9 +333,15 @@ def _sortable_cell(value: float | None, to_text: Callable[[float], str], digits:
     return Cell(text=to_text(value), sort=f"{value:.{digits}g}")
 
 
-def _setting_column(rows: Sequence[ScaledRow], name: str, ranks: str) -> ColumnOf[ScaledRow]:
-    """Return the column of a setting; sizes are sorted by their bytes."""
-    [(column, unsorted_cell)] = setting_columns(rows, [name], ranks)
+def _setting_column(
+    rows: Sequence[ScaledRow], name: str, ranks_heading: str
+) -> ColumnOf[ScaledRow]:
+    """Return the column of a setting; sizes are sorted by their bytes.
+
+    Args:
+        ranks_heading: heading of the column of `world_size`.
+    """
+    [(column, unsorted_cell)] = setting_columns(rows, [name], ranks_heading)
 
     def cell(row: ScaledRow) -> Cell:
         value = setting_of(row, name)

@@ -166,19 +166,20 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     comm_ms = stats.median_of_smallest([b.comm_ms for b in breakdowns])
     hooked = [b.hooked_ms for b in breakdowns]
     hooked_ms = max(map(median, hooked)) if all(hooked) else None
-    are_hooks_cheap = (
+    # Steps with hooks on the parts must take as long as timed steps, else their waits do not apply.
+    hooked_steps_match = (
         hooked_ms is not None and abs(hooked_ms - step_ms) <= _MAX_COST_OF_HOOKS * step_ms
     )
     methods, not_measured = dict(breakdowns[0].methods), dict(breakdowns[0].not_measured)
-    if hooked_ms is not None and not are_hooks_cheap:
+    if hooked_ms is not None and not hooked_steps_match:
         methods.pop("wait_ms", None)
         not_measured["wait_ms"] = NotMeasured.OTHER_STEP
     # The tail of a step is its last collective, in which ranks wait for each other.
     wait_ms, tails = None, [b.tail_ms for b in breakdowns]
-    if are_hooks_cheap and len(tails) > 1 and all(tails) and local_ms:
+    if hooked_steps_match and len(tails) > 1 and all(tails) and local_ms:
         wait_ms = _longest_wait_ms(tails, local_ms, step_ms)
     # If only gradients are reduced, `comm_ms` is the time of the all-reduce.
-    traffic, bus_gb_s = breakdowns[0].traffic if breakdowns else (), None
+    traffic, bus_gb_s = breakdowns[0].traffic, None
     if comm_ms and [kind_traffic.kind for kind_traffic in traffic] == ["all_reduce"]:
         bus_gb_s = {"all_reduce": traffic[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
     calls = _largest_by_kind(breakdowns, lambda traffic: traffic.calls)

@@ -39,7 +39,7 @@ _SHOWN = {
 }
 # The columns that are read of the table `telemetry`.
 TELEMETRY_COLUMNS = ("node_id", "index", "time", *_SHOWN)
-_MOST_TIMES = 60
+_BINS = 60
 _THROTTLED = "var(--held)"
 # Longer gaps between samples, as until a run was resumed, are not drawn.
 _LONGEST_GAP_S = 60.0
@@ -114,13 +114,17 @@ class _TimeAxis:
         return drawn_s
 
 
-def _means_by_time(samples: pd.DataFrame, drawn_s: np.ndarray) -> pd.DataFrame:
-    """Return the means of each `device` over 1/60 of the axis, with their place as `second`."""
+def _means_by_time(samples: pd.DataFrame, axis_s: np.ndarray) -> pd.DataFrame:
+    """Return the means of each device in bins of the axis, with the place of a bin as `second`.
+
+    Args:
+        axis_s: place of each sample on the axis, which leaves out long gaps.
+    """
     device = "GPU " + samples["index"].astype("Int64").astype(str)
     if samples["node_id"].nunique() > 1:
         device = samples["node_id"].map(lambda node: formatting.plain(node)[:8]) + " " + device
-    step_s = max(1e-9, float(np.ptp(drawn_s)) / _MOST_TIMES)
-    second = (drawn_s / step_s).round() * step_s
+    bin_s = max(1e-9, float(np.ptp(axis_s)) / _BINS)
+    second = (axis_s / bin_s).round() * bin_s
     by_time = samples.assign(device=device, second=second).groupby(["device", "second"], sort=True)
     return by_time[list(_SHOWN)].mean().reset_index()
 

@@ -48,7 +48,7 @@ _LEAST_MENTIONED = 0.0005
 
 
 def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
-    """Yield each cause and its share of the step at these points, then the causes below noise."""
+    """Yield (label, sentence): the causes above the noise, then a note on all smaller causes."""
     if not any(map(has_causes, rows)):
         # Without a breakdown everything would be unexplained.
         return
@@ -63,8 +63,9 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
         if not lost:
             continue
         low, high = lost[0], lost[-1]
-        if max(-low, high) < noise:
-            shares_below_noise.append(max(-low, high))
+        largest_share = max(-low, high)
+        if largest_share < noise:
+            shares_below_noise.append(largest_share)
             continue
         has_cause = True
         has_gain = has_gain or (low <= -MIN_LOSS and name != "lost_unexplained")

@@ -94,11 +94,12 @@ def interval(error_of_a_doubling: float) -> str:
     )
 
 
-def beyond_ideal(efficiency: float) -> str:
+def beyond_ideal(highest_efficiency: float) -> str:
     """Return why some predictions exceed an efficiency of 100 %."""
     return (
-        f"The run measured an efficiency of {efficiency * 100:.1f} %. Points that measured more "
-        "than 100 % are predicted up to their measured efficiency. All others end at 100 %."
+        f"The highest measured efficiency is {highest_efficiency * 100:.1f} %. Points that "
+        "measured more than 100 % are predicted up to their measured efficiency. All others end "
+        "at 100 %."
     )
 
 
