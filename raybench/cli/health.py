@@ -164,7 +164,7 @@ def health_command(
     # Here, so that neither --help nor the Tab key waits for them.
     from raybench.api.progress import ConsoleListener
     from raybench.api.stored_runs import load_health
-    from raybench.health.check import examine
+    from raybench.health.check import CheckSettings, examine
     from raybench.health.suite import ENVIRONMENT, STAGES, title
     from raybench.records.devices import check_list_writable, write_device_list
     from raybench.records.status import RunStatus
@@ -184,11 +184,9 @@ def health_command(
     check = examine(
         where,
         ConsoleListener(make_console(), title),
-        stages or STAGES,
+        CheckSettings(stages=stages or STAGES, serial=serial, burn_in_s=burn_in_s),
         ("raybench", *sys.argv[1:]),
-        serial=serial,
-        burn_in_s=burn_in_s,
-        references=references,
+        references,
     )
     if check.run.status is RunStatus.INTERRUPTED:
         ctx.exit(finish(check.node_reports, outputs, 130, is_json=as_json))

@@ -1,11 +1,10 @@
-"""A health check as a run: its points are run as those of a sweep, its records become findings."""
+"""A health check as a run: a sweep runs its points, and their records become findings."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from raybench.analysis.references import SHIPPED, References
@@ -27,6 +26,7 @@ from raybench.health.suite import (
     CONNECT_TEST,
     ENVIRONMENT,
     PASS_STAGES,
+    STAGES,
     Fleet,
     Probe,
     device_subjects,
@@ -51,10 +51,8 @@ from raybench.sweep.rounds import Rounds
 from raybench.sweep.run_state import RunTarget, start_run
 from raybench.sweep.runner import run_sweep
 
-MakeProbes = Callable[[Fleet], tuple[Probe, ...]]
-
 _JOB = Path(__file__).with_name("job.yaml")
-# A point of the burn-in: long enough to heat a device, and so short that a hang is noticed soon.
+# A point of the burn-in is long enough to heat a device, and short enough to notice a hang soon.
 _BURN_IN_POINT_S = 10.0
 _BURN_IN_MEASURE = Measure(
     warmup=Span(min=10, max=10),
@@ -63,7 +61,7 @@ _BURN_IN_MEASURE = Measure(
     timeout_s=60.0,
     breakdown=False,
 )
-# The tests of the environment run once. Their processes import torch, which takes seconds on a busy
+# A long timeout, because the processes of these tests import torch, which takes seconds on a busy
 # host.
 _ENVIRONMENT_MEASURE = Measure(
     warmup=Span(min=5, max=5), iterations=20, max_seconds=2.0, timeout_s=120.0, breakdown=False
@@ -71,10 +69,31 @@ _ENVIRONMENT_MEASURE = Measure(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """Which tests a health check runs."""
+
+    stages: Collection[Stage] = STAGES
+    # Test one pair of devices at a time, so that no pair shares a path with another pair.
+    serial: bool = False
+    # Least duration of the burn-in, which runs whatever `stages` are; 0: no burn-in.
+    burn_in_s: float = 0.0
+    # Makes the probes of a pass. Default: the probes of `stages`.
+    make_probes: Callable[[Fleet], tuple[Probe, ...]] | None = None
+
+    def probes_of_pass(self, fleet: Fleet) -> tuple[Probe, ...]:
+        """Return the probes that run in each pass."""
+        if self.make_probes is not None:
+            return self.make_probes(fleet)
+        stages = [stage for stage in PASS_STAGES if stage in self.stages]
+        return probes(fleet, stages, serial=self.serial)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """The result of a check. devices: those that it began with, also lost ones, by rank."""
+    """The result of a health check."""
 
     run: Run
+    # By rank; devices that were lost during the check are included.
     devices: tuple[Device, ...]
     judgements: tuple[Judgement, ...]
 
@@ -96,50 +115,45 @@ class Examination:
 
     @property
     def healthy_devices(self) -> tuple[Device, ...]:
-        """Return the devices, by rank, with no unhealthy finding about themselves or their node.
+        """Return the devices without an unhealthy finding about themselves or their node, by rank.
 
-        Unhealthy is bad, suspect or untested. Findings that name a culprit, or are about pairs or
-        the cluster, do not count. After an interrupt tests may be missing: look at `run.status`.
+        Findings that blame a culprit do not count. After an interrupt, tests may be missing.
         """
-        unhealthy = {
-            uuid
-            for finding in self.findings
-            if finding.verdict.is_unhealthy
-            and finding.subject.kind in ("device", "node")
-            and not finding.culprit
-            for uuid in finding.subject.uuids
-        }
-        subjects = device_subjects(self.devices)
-        pairs = zip(subjects, self.devices, strict=True)
-        return tuple(device for subject, device in pairs if subject.uuids[0] not in unhealthy)
+        unhealthy: set[str] = set()
+        for finding in self.findings:
+            is_own = finding.subject.kind in ("device", "node") and not finding.culprit
+            if finding.verdict.is_unhealthy and is_own:
+                unhealthy.update(finding.subject.uuids)
+        healthy = []
+        for subject, device in zip(device_subjects(self.devices), self.devices, strict=True):
+            if subject.uuids[0] not in unhealthy:
+                healthy.append(device)
+        return tuple(healthy)
 
 
 def examine(
     where: RunTarget,
     listener: Listener,
-    stages: Collection[Stage],
+    settings: CheckSettings,
     argv: Sequence[str],
-    *,
-    serial: bool = False,
-    burn_in_s: float = 0.0,
-    make_probes: MakeProbes | None = None,
     references: References = SHIPPED,
 ) -> Examination:
-    """Run a health check on the devices of `where`, and return its findings; takes minutes.
+    """Run a health check, which takes minutes, and write its run and findings to `where.output`.
 
-    Writes a run below `where.output`, with the findings in `health`. For the main thread: it takes
-    SIGINT and SIGTERM, and may end the process, as `run_sweep`. An interrupt while tests run ends
-    it early: the run is `interrupted`, and tests without their last pass have no findings. argv:
-    the command, for the table `runs`. serial: test one pair at a time. burn_in_s: least duration of
-    the burn-in, whatever `stages`; 0: none. make_probes: returns the probes of a pass, in place of
-    `stages` (but for facts) and `serial`. Raises ClusterError where the cluster cannot be used or
-    another sweep has the devices, UsageError for a bad address, ResultsError where tables cannot be
-    read or written, KeyboardInterrupt before workers start or after the end.
+    Call it from the main thread, because it handles SIGINT and SIGTERM as `run_sweep` does. After
+    an interrupt the run is `interrupted`, and tests without their last pass have no findings.
+
+    Args:
+        argv: the command, for the table `runs`.
+
+    Raises:
+        ClusterError: the cluster cannot be used, or another sweep has the devices.
+        UsageError: the address is invalid.
+        ResultsError: tables cannot be read or written.
+        KeyboardInterrupt: before the workers start, or after the end.
     """
     job = health_job()
-    of_passes = [stage for stage in PASS_STAGES if stage in stages]
-    make_probes = make_probes or (lambda fleet: probes(fleet, of_passes, serial=serial))
-    examiner = Examiner(make_probes, stages, job.measure, burn_in_s)
+    examiner = Examiner(settings, job.measure)
     start = start_run(
         job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: "raybench health"
     )
@@ -147,10 +161,7 @@ def examine(
     run = run_sweep(job, start, where, listener, examiner)
     readings = tuple(examiner.readings)
     if run.status is RunStatus.INTERRUPTED:
-        # Tests without all passes go, but no facts: what disturbs one pass is nobody's fault.
-        whole = {one.test.name for one in readings if one.pass_number >= job.measure.rounds}
-        whole |= {one.test.name for one in readings if one.test.stage == "facts"}
-        readings = tuple(one for one in readings if one.test.name in whole)
+        readings = _complete_tests(readings, job.measure.rounds)
     judged = judge(readings, examiner.devices, past, references)
     examination = Examination(
         run=run, devices=examiner.devices, judgements=(*examiner.environment, *judged)
@@ -160,66 +171,71 @@ def examine(
     return examination
 
 
+def _complete_tests(readings: Sequence[Reading], passes: int) -> tuple[Reading, ...]:
+    """Return the readings of tests with all passes; facts are read only once."""
+    complete = set()
+    for reading in readings:
+        if reading.pass_number >= passes or reading.test.stage == "facts":
+            complete.add(reading.test.name)
+    return tuple(reading for reading in readings if reading.test.name in complete)
+
+
 def health_job() -> Job:
-    """Return the job that all checks have, for its settings; the points come from `probes`."""
+    """Return the job with the settings of all health checks; it has no points."""
     return load_job(_JOB)
 
 
 @dataclass(slots=True)
 class Examiner(PointSource):
-    """The source of the points of a check, for `run_sweep`; it keeps the readings of its records.
+    """Makes the points of a health check, and collects the readings of their records."""
 
-    make_probes: returns the probes of each pass. stages: if "facts" is one, these are read too.
-    measure: of the job. burn_in_s: how long the burn-in lasts at least; 0: none.
-    devices: those at the start, by rank. readings: all so far; to be read when the check is over.
-    """
-
-    make_probes: MakeProbes
-    stages: Collection[Stage]
+    settings: CheckSettings
+    # Of the job.
     measure: Measure
-    burn_in_s: float = 0.0
+    # Devices at the start of the check, by rank.
     devices: tuple[Device, ...] = ()
+    # Complete when `further_round` has returned no points.
     readings: list[Reading] = field(default_factory=list)
     _environment_facts: EnvironmentFacts | None = None
-    # Of the points of the stage "environment", by test: an attempt may be repeated.
+    # Name of a test -> judgements of its point in the stage "environment". A dict, because a
+    # repeated attempt replaces the earlier judgements.
     _of_points: dict[str, tuple[Judgement, ...]] = field(default_factory=dict)
     _cluster: Cluster | None = None
-    # Positions in the cluster's devices, by rank.
+    # Indices into `_cluster.devices`, by rank.
     _places: tuple[int, ...] = ()
+    # Devices that are not lost.
     _fleet: Fleet = field(default_factory=lambda: Fleet(devices=()))
     _facts_before: tuple[DeviceFacts, ...] = ()
-    # Of one pass, by point_id.
+    # Point id -> probe of the current pass.
     _probes: dict[str, Probe] = field(default_factory=dict)
+    # Passes to repeat after a device was lost.
     _passes_left: int = 0
     _burn_in: tuple[Probe, ...] = ()
     _burn_in_ends_s: float = 0.0
 
     def rounds(self, cluster: Cluster) -> Rounds:
-        """Return the passes over the probes, as rounds, on the devices that are not lost.
-
-        Call it first and once, with the workers started. Sets `devices`, and reads their facts. A
-        probe that needs more memory than a device has free is left out; that device gets a reading.
-        """
+        """Return the passes as rounds; call it once, when the workers have started."""
         self._cluster, self._facts_before = cluster, cluster.read_device_facts()
         self._use_devices(range(len(cluster.devices)))
         self.devices = self._fleet.devices
-        first = [probe.point for probe in self._probes.values() if _runs_once(probe)]
-        if ENVIRONMENT in self.stages and self.devices:
+        once = [probe.point for probe in self._probes.values() if _runs_once(probe)]
+        if ENVIRONMENT in self.settings.stages and self.devices:
             self._environment_facts = EnvironmentFacts(
                 devices=self.devices,
                 missing=cluster.capacity - len(cluster.devices),
                 other_sweeps=cluster.other_sweeps,
                 states=self._facts_before,
             )
-        count = self.measure.rounds if self._points else 1
+        points = self._points_of_pass()
+        count = self.measure.rounds if points else 1
         # Points that run once count as done in the later rounds.
         done = {
             TrialKey(point.point_id, number): Status.OK
             for number in range(2, count + 1)
-            for point in first
+            for point in once
         }
         return Rounds(
-            plan=Plan(points=(*first, *self._points)),
+            plan=Plan(points=(*once, *points)),
             count=count,
             seed=None,
             has_controls=False,
@@ -230,22 +246,24 @@ class Examiner(PointSource):
     @property
     def environment(self) -> tuple[Judgement, ...]:
         """Return the judgements of the stage "environment" so far."""
-        facts = self._environment_facts
-        own = () if facts is None else judge_environment(facts)
-        return (*own, *chain.from_iterable(self._of_points.values()))
+        judged: list[Judgement] = []
+        if self._environment_facts is not None:
+            judged += judge_environment(self._environment_facts)
+        for judgements in self._of_points.values():
+            judged += judgements
+        return tuple(judged)
 
-    @property
-    def _points(self) -> list[Point]:
-        """Return the points of one pass; before a burn-in begins, which adds its own probes."""
+    def _points_of_pass(self) -> list[Point]:
+        """Return the points of one pass; only before the burn-in, which adds probes."""
         return [probe.point for probe in self._probes.values() if not _runs_once(probe)]
 
     def _use_devices(self, places: Iterable[int]) -> None:
-        """Make the fleet and the probes anew, for those of these devices that are not lost.
+        """Make fleet and probes of the devices at these places of the cluster, without lost ones.
 
-        places: positions in the cluster. A probe that a device has no memory for becomes a reading
-        of that device.
+        Devices with too little free memory for a probe get a reading instead.
         """
         assert self._cluster is not None
+        # Devices keep their names when a device was lost.
         subjects = dict(zip(self._places, self._fleet.subjects, strict=True))
         self._places = tuple(place for place in places if place not in self._cluster.lost)
         self._fleet = Fleet(
@@ -258,25 +276,23 @@ class Examiner(PointSource):
             if facts.memory_free_bytes is not None
         }
         if self._places:
-            planned, left_out = split_by_memory(self.make_probes(self._fleet), self._fleet, free)
+            planned = self.settings.probes_of_pass(self._fleet)
+            fitting, left_out = split_by_memory(planned, self._fleet, free)
             self.readings += left_out
-            self._probes = {probe.point.point_id: probe for probe in planned}
+            self._probes = {probe.point.point_id: probe for probe in fitting}
 
     def measure_of(self, point: Point) -> Measure | None:
-        """Return how to measure a point; None: as the job says, no breakdown after the first round.
-
-        Not None for the burn-in, and for the straggler test on several devices: it needs its
-        breakdown in every round.
-        """
+        """Return how to measure a point; None: as the job says."""
         if any(probe.point == point for probe in self._burn_in):
             return _BURN_IN_MEASURE
         probe = self._probes.get(point.point_id)
         if probe is not None and _runs_once(probe):
             return _ENVIRONMENT_MEASURE
+        # By default only the first round makes a breakdown; this test needs one in each round.
         return self.measure if probe is not None and probe.test.reads == "parts" else None
 
     def note(self, record: Record) -> None:
-        """Append the readings of an attempt to `readings`; to be called before `further_round`."""
+        """Keep the readings, or the judgements, of an attempt."""
         probe = self._probes[record.point.point_id]
         if not _runs_once(probe):
             self.readings += read_record(record, probe, self._fleet)
@@ -286,30 +302,29 @@ class Examiner(PointSource):
             self._of_points[probe.test.name] = tuple(judge_record(self._environment_facts, record))
 
     def further_round(self, number: int) -> Sequence[Point]:
-        """Return the points of one more round; empty when the check is over: do not call it again.
+        """Return the points of one more round; without points the check is over.
 
-        If a device was lost since the last call, passes and burn-in start anew without it, and a
-        reading is added for each device: lost or not. A burn-in follows the passes, until
-        `burn_in_s` are over. At the end `readings` gets those of the facts, if "facts" is among
-        `stages`, and of the drift in a burn-in. number: not used.
+        Passes and burn-in start anew without the devices that were lost since the last call. The
+        burn-in follows the passes. The last call adds the readings of facts and of drift.
         """
         assert self._cluster is not None
         lost = self._cluster.lost
-        if gone := [rank for rank, place in enumerate(self._places) if place in lost]:
-            self.readings += presence(self._fleet, gone)
+        if lost_ranks := [rank for rank, place in enumerate(self._places) if place in lost]:
+            self.readings += presence(self._fleet, lost_ranks)
             self._use_devices(self._places)
-            self._passes_left = self.measure.rounds if self._points else 0
+            self._passes_left = self.measure.rounds if self._points_of_pass() else 0
             self._burn_in, self._burn_in_ends_s = (), 0.0
         if self._passes_left and self._places:
             self._passes_left -= 1
-            return self._points
-        if self.burn_in_s and self._places and not self._burn_in:
+            return self._points_of_pass()
+        burn_in_s, stages = self.settings.burn_in_s, self.settings.stages
+        if burn_in_s and self._places and not self._burn_in:
             self._burn_in = probes(self._fleet, [BURN_IN])
             self._probes |= {probe.point.point_id: probe for probe in self._burn_in}
-            self._burn_in_ends_s = time.monotonic() + self.burn_in_s
+            self._burn_in_ends_s = time.monotonic() + burn_in_s
         if time.monotonic() < self._burn_in_ends_s:
             return [probe.point for probe in self._burn_in]
-        if "facts" in self.stages or ENVIRONMENT in self.stages:
+        if "facts" in stages or ENVIRONMENT in stages:
             after = self._cluster.read_device_facts()
             self.readings[:0] = facts_readings(self._facts_before, after)
         if self._burn_in:

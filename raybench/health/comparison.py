@@ -1,7 +1,7 @@
 """The figures of health checks over time: two checks compared, and the history of all. Pure.
 
-The passes of a check run in the same workers, so their spread does not include what differs from
-day to day. A figure is slower only beyond the limit that its test has for earlier checks.
+Healthy devices differ more from day to day than between the passes of a check. So a figure is
+slower only beyond the limit of its test for other days.
 """
 
 from __future__ import annotations
@@ -52,45 +52,41 @@ _LEGEND = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureChange:
-    """The values of one test of one subject in two checks or more.
+    """The values of one test of one subject in two checks or more."""
 
-    values: of the checks that have it, the oldest first; none is 0. new: finding of the last one.
-    limit: how many times its earlier time a healthy subject takes at most on another day.
-    """
-
+    # One from each check, oldest first; not 0.
     values: tuple[float, ...]
+    # Of the last check.
     new: Finding
+    # Largest `ratio` of a healthy subject.
     limit: float
 
     @property
     def base(self) -> float:
-        """Return the median of all values but the last one."""
+        """The median of the earlier values."""
         return median(self.values[:-1])
 
     @property
     def ratio(self) -> float:
-        """Return last time / time of the base; above 1 is slower, for rates too."""
+        """Last time over the time of the base; above 1 is slower, for rates too."""
         last = self.values[-1]
         return last / self.base if is_time(self.new.unit) else self.base / last
 
     @property
     def verdict(self) -> str:
-        """Return "slower" or "faster" if `ratio` or its inverse is above `limit`, else "same"."""
+        """SLOWER, FASTER or SAME."""
         if self.ratio > self.limit:
             return SLOWER
         return FASTER if self.ratio * self.limit < 1 else SAME
 
     @property
     def relative_change(self) -> float:
-        """Return last value / base - 1: below 0 a rate is slower, and a time is faster."""
+        """Last value / base - 1; negative for slower rates and for faster times."""
         return self.values[-1] / self.base - 1
 
     @property
     def members(self) -> dict[str, Any]:
-        """Return the members of its JSON object; ratio and limit compare times, not rates.
-
-        test, stage, subject (kind, name, model, uuids), unit, values, ratio, limit, verdict.
-        """
+        """The members of the JSON object."""
         return {
             "test": self.new.test,
             "stage": self.new.stage,
@@ -104,45 +100,43 @@ class FigureChange:
 
 
 def trace_figures(checks: Iterable[Iterable[Finding]], least: float) -> list[FigureChange]:
-    """Return the figures, healthy or not, that at least two of the checks have.
+    """Return the figures of at least two checks: slower, faster, same; largest changes first.
 
-    A subject is the same by its UUIDs; a cluster, or one without these, also by its name. Without
-    facts, the environment, values of 0 or None, findings without a unit, waiting and communication
-    in a step, and other programs. Sorted: slower, faster, same; in each the largest change first.
-    checks: oldest first. least: no limit is below this ratio of times.
+    Args:
+        checks: oldest first.
+        least: no limit is below this ratio of times.
     """
     series: dict[object, list[Finding]] = {}
     for findings in checks:
-        for one in findings:
-            # A rate is zero only where the amount of work is not known.
-            is_figure = one.unit and one.value and one.stage not in _NOT_STAGES
-            if is_figure and one.test not in _NOT_FIGURES:
-                series.setdefault(_key(one), []).append(one)
-    changes = [
-        FigureChange(
-            values=tuple(one.value or 0.0 for one in found),
-            new=found[-1],
-            limit=max(least, _limit(found[-1])),
-        )
-        for found in series.values()
-        if len(found) > 1
-    ]
+        for finding in findings:
+            # A rate of 0 means that the amount of work is unknown.
+            is_figure = finding.unit and finding.value and finding.stage not in _NOT_STAGES
+            if is_figure and finding.test not in _NOT_FIGURES:
+                series.setdefault(_key(finding), []).append(finding)
+    changes = []
+    for of_subject in series.values():
+        last = of_subject[-1]
+        values = tuple(finding.value or 0.0 for finding in of_subject)
+        if len(values) > 1:
+            limit = max(least, _limit(last))
+            changes.append(FigureChange(values=values, new=last, limit=limit))
     return sorted(
-        changes, key=lambda one: (_ORDER.index(one.verdict), -max(one.ratio, 1 / one.ratio))
+        changes,
+        key=lambda change: (_ORDER.index(change.verdict), -max(change.ratio, 1 / change.ratio)),
     )
 
 
 def _limit(finding: Finding) -> float:
-    """Return `limit_elsewhere` of the test of a finding; 1.1 where the suite has no such test."""
-    # Tests of GPUs and of CPU workers share names; a path of nodes may be of either.
+    """Return the limit of a test for other days; 1.1 if the suite has no such test."""
+    # Tests of GPUs and of CPU workers share names; a path between nodes names no device.
     tests = [test_named(finding.test, kind) for kind in device_kinds(finding.subject)]
     return max((limit_elsewhere(test) for test in tests if test), default=_USUAL_LIMIT)
 
 
 def _key(finding: Finding) -> object:
-    """Return a key that the findings of one test and subject have in all checks."""
+    """Return the identity of a test and subject in all checks."""
     subject = finding.subject
-    # All devices together and all nodes, each slow alike, have the same UUIDs.
+    # The subjects "all devices" and "all nodes" have the same UUIDs.
     needs_name = subject.kind == "cluster" or not subject.uuids
     return finding.test, subject.kind, subject.uuids, subject.name if needs_name else ""
 
@@ -169,39 +163,35 @@ def _figure_table(changes: Sequence[FigureChange], *columns: ColumnOf[FigureChan
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class HealthComparison(Document):
-    """The document of two health checks.
-
-    figures: those that both have, as of `trace_figures`. changes: of the environment, from `base`
-    to `new`.
-    """
+    """The document that compares two health checks."""
 
     base: HealthReport
     new: HealthReport
+    # Of tests and subjects in both checks.
     figures: Sequence[FigureChange]
+    # Of the environment, from `base` to `new`.
     changes: Sequence[Change]
 
     @cached_property
     def _new_cases(self) -> list[Finding]:
-        """Return the unhealthy findings of `new` whose test and subject are healthy in `base`."""
-        fine = {_key(one) for one in self.base.findings if one.verdict is Verdict.HEALTHY}
-        return [one for one in self.new.findings if one.verdict.is_unhealthy and _key(one) in fine]
+        """The unhealthy findings of `new` whose test and subject are healthy in `base`."""
+        healthy = {_key(old) for old in self.base.findings if old.verdict is Verdict.HEALTHY}
+        unhealthy = (finding for finding in self.new.findings if finding.verdict.is_unhealthy)
+        return [finding for finding in unhealthy if _key(finding) in healthy]
 
     @property
     def is_regression(self) -> bool:
-        """Return whether a figure is slower, or a test finds a healthy subject unhealthy now.
-
-        Healthy in `base`, then bad, suspect or untested; unknown or missing in either is no case.
-        """
-        return bool(self._new_cases) or any(one.verdict == SLOWER for one in self.figures)
+        """Whether a figure is slower, or a healthy subject has become unhealthy in a test."""
+        return bool(self._new_cases) or any(figure.verdict == SLOWER for figure in self.figures)
 
     @property
     def title(self) -> str:
-        """Return how many figures are slower and the median change, or that none is in both."""
+        """The answer: how many figures are slower, and the median change."""
         if not self.figures:
             return "No figure was read in both checks: other devices, or other stages."
-        verdicts = [one.verdict for one in self.figures]
+        verdicts = [figure.verdict for figure in self.figures]
         slower, faster = verdicts.count(SLOWER), verdicts.count(FASTER)
-        middle = change_percent(median(one.relative_change for one in self.figures))
+        middle = change_percent(median(figure.relative_change for figure in self.figures))
         verb = "are" if slower > 1 else "is"
         also = f", {faster} faster" if faster else ""
         return (
@@ -210,10 +200,7 @@ class HealthComparison(Document):
         )
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks: runs, verdicts, any new cases, changes around them, any figures.
-
-        Their table has all that changed and 20 of the others; a line counts the rest.
-        """
+        """Yield runs, verdicts, new cases, changes of the environment, and figures."""
         sides = (("base", self.base), ("new", self.new))
         lines = [
             (name, f"{formatting.run_title(side.run)}, {formatting.when(side.run.started_at)}")
@@ -221,13 +208,13 @@ class HealthComparison(Document):
         ]
         yield Listing(lines=lines, is_quoted=True)
         yield Listing(title="Verdicts", lines=[(name, side.headline) for name, side in sides])
-        if self._new_cases:
+        if new_cases := self._new_cases:
             yield Listing(
                 title="No longer healthy",
-                lines=[(one.subject.name, words.reason_with_value(one)) for one in self._new_cases],
+                lines=[(case.subject.name, words.reason_with_value(case)) for case in new_cases],
             )
         yield changes_listing("What changed around them", self.changes)
-        changed = sum(one.verdict != SAME for one in self.figures)
+        changed = sum(figure.verdict != SAME for figure in self.figures)
         if not self.figures:
             return
         yield _figure_table(
@@ -237,7 +224,9 @@ class HealthComparison(Document):
             (ShownColumn(title="change"), lambda change: change_percent(change.relative_change)),
             (
                 ShownColumn(title="slower from", drop=0),
-                lambda one: f"{one.limit:.0f}x" if one.limit >= 2 else f"{one.limit - 1:+.0%}",
+                lambda change: (
+                    f"{change.limit:.0f}x" if change.limit >= 2 else f"{change.limit - 1:+.0%}"
+                ),
             ),
         )
         if (hidden := len(self.figures) - changed - _MOST_SAME) > 0:
@@ -245,11 +234,7 @@ class HealthComparison(Document):
         yield Line(text=_LEGEND, tone="aside", is_apart=True)
 
     def members(self) -> dict[str, Any]:
-        """Return the members of the JSON object.
-
-        base, new (runs), headline, headline_base, headline_new, is_regression, changes (of the
-        environment), figures (`FigureChange.members`).
-        """
+        """Return the members of the JSON object."""
         return {
             "base": asdict(self.base.run),
             "new": asdict(self.new.run),
@@ -257,25 +242,23 @@ class HealthComparison(Document):
             "headline_base": self.base.headline,
             "headline_new": self.new.headline,
             "is_regression": self.is_regression,
-            "changes": [asdict(one) for one in self.changes],
-            "figures": [one.members for one in self.figures],
+            "changes": [asdict(change) for change in self.changes],
+            "figures": [figure.members for figure in self.figures],
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthHistory(Document):
-    """The document of the figures of all health checks, as of `trace_figures`.
-
-    run_ids: of the checks, the oldest first.
-    """
+    """The document of the figures of all health checks."""
 
     figures: Sequence[FigureChange]
+    # Of the checks, oldest first.
     run_ids: Sequence[str]
 
     @property
     def title(self) -> str:
-        """Return how many figures there are, and how many are slower when last tested."""
-        slower = sum(one.verdict == SLOWER for one in self.figures)
+        """The answer: how many figures were slower when they were last tested."""
+        slower = sum(figure.verdict == SLOWER for figure in self.figures)
         verdict = (
             f"{slower or 'none'} slower when last tested than before, by more than days differ."
         )
@@ -304,5 +287,6 @@ class HealthHistory(Document):
             yield Line(text=f"{hidden} more have a history; --json has all", is_apart=True)
 
     def members(self) -> Mapping[str, Any]:
-        """Return the members of JSON: checks (run ids), figures (`FigureChange.members`)."""
-        return {"checks": list(self.run_ids), "figures": [one.members for one in self.figures]}
+        """Return the members of the JSON object."""
+        figures = [figure.members for figure in self.figures]
+        return {"checks": list(self.run_ids), "figures": figures}

@@ -1,7 +1,7 @@
-"""The readings of each subject of a health check, from its records and the driver, in groups. Pure.
+"""The readings of a health check, from records of points and facts of the driver, in groups. Pure.
 
-Facts that the driver tells of a device are not compared between devices: a fact that is wrong has a
-problem. One that the driver does not tell has no value, and a problem only if the GPU is lost.
+Facts are not compared between devices: a wrong fact has a problem. A fact that the driver does not
+report has no value, and a problem only if the GPU is lost.
 """
 
 from __future__ import annotations
@@ -47,35 +47,42 @@ from raybench.workloads.pairs import parse_pairs
 
 _GIB = 2**30
 _WRONG_ERROR, _DISPUTED_ERROR = "WrongResultError", "NoMajorityError"
-# The memory that libraries' buffers take on a device, and what torch keeps for the next point.
+# Memory of a device for the buffers of libraries, and for what torch keeps for the next point.
 _LIBRARY_BYTES = _GIB
-# The burn-in compares the first and the last of so many parts.
+# The drift of a burn-in compares its first tenth with its last tenth.
 _PARTS_OF_BURN_IN = 10
-# Limits of NVIDIA's DCGM (dcgm_gpu_hardware_limits.h): so many are part of a good link's work.
+# Limits of NVIDIA's DCGM (dcgm_gpu_hardware_limits.h): a good link has as many errors.
 _REPLAYS_PER_MIN = 8.0
 _CRC_ERRORS_PER_S = 100.0
-# Xid errors by which the driver says that the hardware is at fault, in NVIDIA's catalogue:
-# uncorrectable memory, the microcontroller, remapping, NVLink, off the bus, uncontained memory,
-# the system processor (two), unrecovered memory. Others are mostly a program's, or told elsewhere.
+# Xid errors of the hardware in NVIDIA's catalogue: uncorrectable memory, the microcontroller,
+# remapping, NVLink, off the bus, uncontained memory, the system processor (two), unrecovered
+# memory. Programs cause most other Xids, or another fact reports them.
 HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120, 140})
 
 FREE_MEMORY, MEMORY_ERRORS, PCIE_LANES = "free memory", "memory errors", "PCIe lanes"
 
 
 class _Fact(NamedTuple):
-    """A fact that the driver tells of a device.
-
-    action: what to do about a problem with it. read: returns its value, None if it is not known.
-    """
+    """A fact that the driver reports of a device."""
 
     unit: str
+    # What to do about a problem with the fact.
     action: Action
+    # Returns None if the driver does not report the value.
     read: Callable[[DeviceFacts], float | None]
 
 
 def _count_xids(facts: DeviceFacts) -> int | None:
-    known = [len(found) for found in (facts.kernel_xids, facts.new_xids) if found is not None]
-    return max(known, default=None)
+    logs = (facts.kernel_xids, facts.new_xids)
+    return max((len(xids) for xids in logs if xids is not None), default=None)
+
+
+def _free_gib(facts: DeviceFacts) -> float | None:
+    return None if facts.memory_free_bytes is None else facts.memory_free_bytes / _GIB
+
+
+def _count_fabric_faults(facts: DeviceFacts) -> int | None:
+    return len(facts.fabric_faults) if facts.fabric_state else None
 
 
 def _count_link_errors(facts: DeviceFacts) -> int | None:
@@ -88,96 +95,83 @@ def _count_links_up(facts: DeviceFacts) -> int | None:
 
 
 _FACTS: Mapping[str, _Fact] = {
-    # What workloads can have; other programs may hold the rest.
-    FREE_MEMORY: _Fact(
-        "GiB", Action.SETTING, lambda one: one.memory_free_bytes and one.memory_free_bytes / _GIB
-    ),
-    # Errors that could not be corrected: results are lost.
-    MEMORY_ERRORS: _Fact("errors", Action.RESET, lambda one: one.ecc_errors),
-    # Rows of memory that a spare one replaces, at once or at a reset.
-    "remapped rows": _Fact("rows", Action.RESET, lambda one: one.remapped_rows),
-    # A bad row has no spare one left.
-    "failed remaps": _Fact("", Action.REPLACE, lambda one: one.is_remap_failed),
-    "retired pages": _Fact("pages", Action.RESET, lambda one: one.retired_pages),
-    # What the driver noted as errors of the device or of a program.
+    FREE_MEMORY: _Fact("GiB", Action.SETTING, _free_gib),
+    # Uncorrected errors: results are lost.
+    MEMORY_ERRORS: _Fact("errors", Action.RESET, lambda facts: facts.ecc_errors),
+    # Rows of memory that a spare row replaces, at once or at a reset.
+    "remapped rows": _Fact("rows", Action.RESET, lambda facts: facts.remapped_rows),
+    "failed remaps": _Fact("", Action.REPLACE, lambda facts: facts.is_remap_failed),
+    "retired pages": _Fact("pages", Action.RESET, lambda facts: facts.retired_pages),
+    # Errors of the device or of a program.
     "Xid errors": _Fact("errors", Action.RESET, _count_xids),
-    # Packets sent again: a bad contact or cable.
-    "PCIe replays": _Fact("packets", Action.WATCH, lambda one: one.pcie_replays),
-    # Fewer lanes in use carry less between host and GPU.
-    PCIE_LANES: _Fact("lanes", Action.REPLACE, lambda one: one.pcie_lanes),
+    # Packets are sent again because of a bad contact or cable.
+    "PCIe replays": _Fact("packets", Action.WATCH, lambda facts: facts.pcie_replays),
+    PCIE_LANES: _Fact("lanes", Action.REPLACE, lambda facts: facts.pcie_lanes),
     "NVLinks up": _Fact("links", Action.RESET, _count_links_up),
-    # Transfers that had to be repeated.
     "NVLink errors": _Fact("errors", Action.WATCH, _count_link_errors),
-    # What the fabric manager says of the device's links.
-    "NVLink fabric": _Fact(
-        "faults", Action.RESET, lambda one: len(one.fabric_faults) if one.fabric_state else None
-    ),
+    "NVLink fabric": _Fact("faults", Action.RESET, _count_fabric_faults),
 }
+
+
+# A value, or a problem, of one subject in one test.
+_Result = tuple[HealthTest, Subject, float | None, Problem | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The value of one subject in one pass of one test.
-
-    pass_number: counts from 1. value: None where the test gave none; of a rate 0 where the amount
-    of work is not known.
-    other_programs: who else used the devices meanwhile, in words. programs: the processes among
-    them, as data. throttle_reasons: why NVML says that the clocks of a single device were limited.
-    temperature_c: of that device. routes: the network transport at each end of a pair, as NCCL
-    names it; empty where it does not tell.
-    point_id: of the rows of `points` and `samples`; None where it is of no point, as a fact.
-    """
+    """The value of one subject in one pass of one test."""
 
     test: HealthTest
     subject: Subject
+    # From 1.
     pass_number: int
+    # None without a result. A rate of 0 means that the amount of work is unknown.
     value: float | None
     problem: Problem | None = None
+    # Other users of the devices, in words, and the processes among them.
     other_programs: tuple[str, ...] = ()
     programs: tuple[OtherProgram, ...] = ()
+    # Why NVML says that the clocks of the device were limited. Only for single devices.
     throttle_reasons: tuple[str, ...] = ()
     temperature_c: float | None = None
+    # NCCL's name of the network transport at each end of a pair; "" if unknown.
     routes: tuple[str, ...] = ()
+    # None for facts, which are read without a point.
     point_id: str | None = None
 
 
 def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ...]:
-    """Return the readings of all subjects that took part in a point, from its record.
+    """Return the readings of all subjects that took part in a point.
 
-    If the point is not ok, each has a problem and no value; a device with wrong bits has both. Of
-    the parts of a training step a device has up to three, each of another test; none if its step
-    was not taken apart. probe: of the same point. fleet: the devices that ran it, by rank.
+    If the point failed, each subject has a problem and no value. The straggler test gives up to
+    three readings of a device, each of its own test.
+
+    Args:
+        probe: of the same point.
+        fleet: the devices that ran the point, by rank.
     """
-    found: list[tuple[HealthTest, Subject, float | None, Problem | None]]
+    results: list[_Result] = []
     if record.status is not Status.OK:
-        found = [
-            (test, subject, None, _why_unread(record, ranks, fleet))
-            for test, subject, ranks in _participants(record, probe, fleet)
-        ]
+        for test, subject, ranks in _participants(record, probe, fleet):
+            results.append((test, subject, None, _why_unread(record, ranks, fleet)))
     elif probe.test.reads == "parts":
-        found = [(*part, None) for part in _step_parts(record, probe, fleet)]
+        results = [(*part, None) for part in _step_parts(record, probe, fleet)]
     else:
         problems: dict[int, Problem] = {}
         if probe.test.reads == "bits":
-            metrics = [
-                {metric.name: value for metric, value in measured.workload_metrics.items()}
-                for measured in record.measurements
-            ]
+            metrics = []
+            for measured in record.measurements:
+                by_metric = measured.workload_metrics.items()
+                metrics.append({metric.name: value for metric, value in by_metric})
             problems = wrong_bits(metrics, fleet.subjects)
-        found = [
-            (
-                test,
-                subject,
-                _value(test, [record.measurements[rank] for rank in ranks]),
-                problems.get(ranks[0]),
-            )
-            for test, subject, ranks in _participants(record, probe, fleet)
-        ]
+        for test, subject, ranks in _participants(record, probe, fleet):
+            figure = _value(test, [record.measurements[rank] for rank in ranks])
+            results.append((test, subject, figure, problems.get(ranks[0])))
     measured_by_uuid: dict[str, Measurement] = {}
-    for one, measured in zip(fleet.subjects, record.measurements, strict=False):
-        measured_by_uuid[one.uuids[0]] = measured
+    for device, measured in zip(fleet.subjects, record.measurements, strict=False):
+        measured_by_uuid[device.uuids[0]] = measured
     readings = []
-    for test, subject, value, problem in found:
+    for test, subject, value, problem in results:
         reading = Reading(
             test=test,
             subject=subject,
@@ -196,26 +190,25 @@ def read_record(record: Record, probe: Probe, fleet: Fleet) -> tuple[Reading, ..
 def _with_conditions(reading: Reading, measured: Sequence[Measurement]) -> Reading:
     """Return the reading with the clocks of a device, or the routes of a pair."""
     if len(measured) == 1 and reading.subject.kind == "device":
-        [one] = measured
+        [measurement] = measured
         return replace(
-            reading, throttle_reasons=one.throttle_reasons, temperature_c=one.temperature_c
+            reading,
+            throttle_reasons=measurement.throttle_reasons,
+            temperature_c=measurement.temperature_c,
         )
     if reading.subject.kind == "pair":
         routes = []
-        for one in measured:
-            by_network = (route for route in one.transports if route.startswith("NET/"))
+        for measurement in measured:
+            by_network = (route for route in measurement.transports if route.startswith("NET/"))
             routes.append(next(by_network, ""))
         return replace(reading, routes=tuple(routes))
     return reading
 
 
 def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
-    """Return the figure of one subject in the unit of the test, by the slowest rank's median step.
-
-    measured: of the ranks of the subject. A rate is 0 where the amount of work is not known.
-    """
+    """Return the figure of a subject in the unit of the test, by its slowest rank's median step."""
     first = measured[0]
-    step_ns = max(statistics.median(one.step_ns) for one in measured)
+    step_ns = max(statistics.median(measurement.step_ns) for measurement in measured)
     if test.unit == "TFLOP/s":
         return (first.flops_per_step or 0.0) / step_ns / 1e3
     if test.unit == "GB/s":
@@ -232,17 +225,21 @@ def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
 def wrong_bits(
     metrics: Sequence[Mapping[str, float]], subjects: Sequence[Subject]
 ) -> dict[int, Problem]:
-    """Return rank -> why its matrix product is wrong or disputed; empty if none is.
+    """Return rank -> why its matrix product is wrong or disputed.
 
-    A product that changed between repetitions is wrong. The others of a model are compared: one is
-    wrong if more than half of them agree on another. Without such a majority those are wrong that
-    change when rows move, and the rest are compared again; if all do so, or none, all are disputed.
-    metrics: of the workload `same_bits`, by rank, with digest, changed_products and
-    misplaced_products. subjects: devices by rank.
+    A product that changes between repetitions is wrong. The other products of a model are compared:
+
+    - If more than half of them are equal, the others are wrong.
+    - Otherwise products that change when rows move are wrong, and the rest is compared again.
+    - If all products change so, or none, all are disputed.
+
+    Args:
+        metrics: of the workload `same_bits`, by rank.
+        subjects: devices by rank.
     """
     problems: dict[int, Problem] = {}
-    # A product that changed says nothing of those of others.
-    steady = [rank for rank, one in enumerate(metrics) if not one["changed_products"]]
+    # A product that changes is not compared with products of other devices.
+    steady = [rank for rank, of_rank in enumerate(metrics) if not of_rank["changed_products"]]
     for model in dict.fromkeys(subjects[rank].model for rank in steady):
         ranks = [rank for rank in steady if subjects[rank].model == model]
         while len(counts := Counter(metrics[rank]["digest"] for rank in ranks)) > 1:
@@ -257,8 +254,8 @@ def wrong_bits(
                     problem = Problem(kind=ProblemKind.DISPUTED_BITS, names=names)
             problems |= dict.fromkeys(wrong, problem)
             ranks = [rank for rank in ranks if rank not in wrong]
-    for rank, found in enumerate(metrics):
-        if found["changed_products"]:
+    for rank, of_rank in enumerate(metrics):
+        if of_rank["changed_products"]:
             problems[rank] = Problem(kind=ProblemKind.CHANGED_BITS)
     return problems
 
@@ -266,47 +263,46 @@ def wrong_bits(
 def _step_parts(
     record: Record, probe: Probe, fleet: Fleet
 ) -> Iterator[tuple[HealthTest, Subject, float]]:
-    """Yield (test, device, ms) for the parts of each rank's training step.
+    """Yield (test, device, ms): compute time of each rank, then wait and communication times.
 
-    First how long each rank computes; then how long it waits and how long it communicates, if all
-    ranks tell that. A rank whose step was not taken apart is left out.
+    Ranks without a breakdown are left out. Wait times need a breakdown of every rank.
     """
-    of_ranks = [one.breakdown for one in record.measurements]
-    for subject, found in zip(fleet.subjects, of_ranks, strict=True):
-        if found and any(found.local_ms):
-            yield probe.test, subject, statistics.median(chain(*found.local_ms))
-    broken_down = [one for one in of_ranks if one]
-    tails_ms = [one.tail_ms for one in broken_down]
+    of_ranks = [measured.breakdown for measured in record.measurements]
+    for subject, breakdown in zip(fleet.subjects, of_ranks, strict=True):
+        if breakdown and any(breakdown.local_ms):
+            yield probe.test, subject, statistics.median(chain(*breakdown.local_ms))
+    breakdowns = [breakdown for breakdown in of_ranks if breakdown]
+    tails_ms = [breakdown.tail_ms for breakdown in breakdowns]
     if len(tails_ms) < len(fleet.devices) or not all(tails_ms):
         return
-    wait, communication = (
-        replace(probe.test, name=name, is_compared=False) for name in (WAIT_TEST, COMM_TEST)
-    )
+    wait = replace(probe.test, name=WAIT_TEST, is_compared=False)
+    communication = replace(wait, name=COMM_TEST)
+    # The last rank does not wait, so the smallest tail of a step is its communication alone.
     waits_ms = median_above_smallest(tails_ms)
-    for subject, one, waited_ms in zip(fleet.subjects, broken_down, waits_ms, strict=True):
+    for subject, breakdown, waited_ms in zip(fleet.subjects, breakdowns, waits_ms, strict=True):
         yield wait, subject, waited_ms
-        yield communication, subject, max(0.0, statistics.median(one.comm_ms) - waited_ms)
+        yield communication, subject, max(0.0, statistics.median(breakdown.comm_ms) - waited_ms)
 
 
 def _participants(
     record: Record, probe: Probe, fleet: Fleet
 ) -> Iterator[tuple[HealthTest, Subject, Sequence[int]]]:
-    """Yield (test, subject, ranks of the subject) for each subject that took part in a point.
-
-    A pair is named from the sender to the receiver, and between nodes its test has another name. A
-    group of ranks is a node or the cluster.
-    """
+    """Yield (test, subject, ranks of the subject) for each subject that took part in a point."""
     params, test = record.point.params, probe.test
     subjects = fleet.subjects
     if test.reads == "pairs":
         for pair in parse_pairs(str(params["partners"]), len(fleet.devices)):
-            is_backward = params["direction"] == "backward"
-            start, end = (subjects[rank] for rank in (pair[::-1] if is_backward else pair))
+            sender, receiver = (subjects[rank] for rank in pair)
+            if params["direction"] == "backward":
+                sender, receiver = receiver, sender
+            model = sender.model
+            if receiver.model != model:
+                model = f"{sender.model} to {receiver.model}"
             subject = Subject(
                 kind="pair",
-                uuids=(*start.uuids, *end.uuids),
-                name=words.path_name(start.name, end.name),
-                model=start.model if start.model == end.model else f"{start.model} to {end.model}",
+                uuids=(*sender.uuids, *receiver.uuids),
+                name=words.path_name(sender.name, receiver.name),
+                model=model,
             )
             on_one_node = len({fleet.devices[rank].node_id for rank in pair}) == 1
             yield test if on_one_node else test.between_nodes, subject, pair
@@ -321,18 +317,16 @@ def _participants(
             )
             yield test, subject, ranks
     else:
-        local_ranks = {rank: place for ranks in fleet.nodes for place, rank in enumerate(ranks)}
+        local_ranks: dict[int, int] = {}
+        for ranks in fleet.nodes:
+            local_ranks |= {rank: local_rank for local_rank, rank in enumerate(ranks)}
         for rank, subject in enumerate(subjects):
             if params.get("local_rank") in (None, local_ranks[rank]):
                 yield test, subject, (rank,)
 
 
 def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
-    """Return the problem of a subject in a failed point.
-
-    ranks: of the subject. "not read" where the rank of another subject made the point fail;
-    "disputed" on all of them where no result has a majority.
-    """
+    """Return the problem of the subject with these ranks, in a failed point."""
     status, detail = record.status, record.error_message or ""
     if not record.devices:
         return Problem(kind=ProblemKind.NOT_STARTED, status=status, detail=detail)
@@ -349,39 +343,38 @@ def _why_unread(record: Record, ranks: Sequence[int], fleet: Fleet) -> Problem:
 def split_by_memory(
     probes: Iterable[Probe], fleet: Fleet, free_bytes: Mapping[str, int]
 ) -> tuple[tuple[Probe, ...], tuple[Reading, ...]]:
-    """Return the probes that fit on all devices, and readings in place of the other probes.
+    """Return the probes that fit on all devices, and a reading for each device without room.
 
-    A probe needs its test's `device_bytes` and 1 GiB. Each device without so much gets a reading
-    with a problem and no value. free_bytes: `Device.uuid` -> free memory; one not in it has enough.
+    Args:
+        free_bytes: `Device.uuid` -> free memory; other devices have enough.
     """
     fitting: list[Probe] = []
     left_out: list[Reading] = []
     for probe in probes:
         needed = _LIBRARY_BYTES + probe.test.device_bytes
-        lacking = [
-            Reading(
+        has_room = True
+        for subject, device in zip(fleet.subjects, fleet.devices, strict=True):
+            free = free_bytes.get(device.uuid, needed)
+            if free >= needed:
+                continue
+            has_room = False
+            reading = Reading(
                 test=probe.test,
                 subject=subject,
                 pass_number=1,
                 value=None,
                 problem=Problem(kind=ProblemKind.NO_ROOM, value=free, limit=needed),
             )
-            for subject, device in zip(fleet.subjects, fleet.devices, strict=True)
-            if (free := free_bytes.get(device.uuid, needed)) < needed
-        ]
-        left_out += lacking
-        if not lacking:
+            left_out.append(reading)
+        if has_room:
             fitting.append(probe)
     return tuple(fitting), tuple(left_out)
 
 
 def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
-    """Yield a reading of the fact "worker" for each device: value 1; None and a problem if lost.
-
-    lost: ranks of the lost devices.
-    """
+    """Yield a reading of the fact "worker" for each device; `lost` are ranks."""
     test = HealthTest(name="worker", stage="facts", unit="", floor=0.0, is_compared=False)
-    gone = Problem(kind=ProblemKind.WORKER_LOST)
+    worker_lost = Problem(kind=ProblemKind.WORKER_LOST)
     for rank, subject in enumerate(fleet.subjects):
         is_lost = rank in lost
         yield Reading(
@@ -389,31 +382,35 @@ def presence(fleet: Fleet, lost: Collection[int]) -> Iterator[Reading]:
             subject=subject,
             pass_number=1,
             value=None if is_lost else 1.0,
-            problem=gone if is_lost else None,
+            problem=worker_lost if is_lost else None,
         )
 
 
 def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
-    """Yield a reading per test and subject of the burn-in: how much slower its end is.
+    """Yield how much slower the end of the burn-in was, for each of its tests and subjects.
 
-    The value is the median time in the last tenth of the values, one at least, over that in the
-    first, above 1 if slower, of a test `NAME drift`. A subject with fewer than two values other
-    than 0 is left out. readings: in the order of time; other stages are ignored. floor: of the
-    yielded tests, the noise of the ratio on healthy devices (0.02: 2 %).
+    The value is the median time of the last tenth over the median time of the first tenth.
+
+    Args:
+        readings: oldest first; other stages are ignored.
+        floor: noise of the ratio on healthy devices, as a share.
     """
     series: dict[tuple[str, Subject], list[Reading]] = {}
     for reading in readings:
         if reading.test.stage == "burn-in" and reading.value:
             series.setdefault((reading.test.name, reading.subject), []).append(reading)
-    for (name, subject), found in series.items():
-        times = [one.value if one.test.is_time else 1 / one.value for one in found if one.value]
+    for (name, subject), of_subject in series.items():
+        times = []
+        for reading in of_subject:
+            if reading.value:
+                times.append(reading.value if reading.test.is_time else 1 / reading.value)
         if len(times) < 2:
             continue
         count = max(1, len(times) // _PARTS_OF_BURN_IN)
         test = HealthTest(
             name=f"{name} drift",
             stage="burn-in",
-            subjects=found[0].test.subjects,
+            subjects=of_subject[0].test.subjects,
             unit="x",
             floor=floor,
         )
@@ -422,16 +419,14 @@ def drift(readings: Iterable[Reading], floor: float) -> Iterator[Reading]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """How many devices a subject has, and on how many nodes; only equal placements are compared.
+class SubjectPlacement:
+    """How many devices a subject has, and on how many nodes; only equal placements are compared."""
 
-    kind: a group on one node is a "node", on several a "cluster". level: for a pair on a node how
-    the driver names its connection, as "NV" or "PHB"; empty where that is unknown.
-    """
-
+    # A group on one node is a "node", on several nodes a "cluster".
     kind: SubjectKind = "device"
     devices: int = 1
     nodes: int = 1
+    # The driver's name of the connection of a pair on one node, as "NV" or "PHB"; "" if unknown.
     level: str = ""
 
     def __str__(self) -> str:
@@ -462,76 +457,78 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it keeps what it has computed
 class Group:
-    """The readings of one test of subjects of one model and placement.
-
-    link: of the first subject, as of `link_of`. values: [passes, subjects], NaN where there is
-    none; passes with fewer than half as many values as the fullest one are left out. problems: by
-    the column of the subject, of all passes, without repeats. failed_passes: in how many passes it
-    failed by itself, by column. faulty_passes: in how many it failed by itself or was wrong.
-    pass_count: of all passes.
-    """
+    """The readings of one test, of subjects of one model and placement."""
 
     test: HealthTest
-    placement: Placement
+    placement: SubjectPlacement
+    # Of the first subject.
     link: Link
     subjects: Sequence[Subject]
+    # [passes, subjects], NaN without a value. Passes with few values are left out.
     values: Floats
+    # Column of a subject -> its problems in all passes, without repeats.
     problems: Mapping[int, Sequence[Problem]]
+    # Column -> number of passes in which the subject itself failed.
     failed_passes: Mapping[int, int]
+    # Column -> number of passes in which the subject itself failed or was wrong.
     faulty_passes: Mapping[int, int]
+    # Number of all passes.
     pass_count: int
 
     @cached_property
     def typical(self) -> Floats:
-        """Return for each subject the median over the passes, [subjects]; NaN without a value."""
+        """Median of each subject over the passes, [subjects]; NaN without a value."""
         if not np.isnan(self.values).any():
             return np.asarray(np.median(self.values, axis=0))
-        known = ~np.isnan(self.values).all(axis=0)
-        found = np.full(self.values.shape[1], np.nan)
-        found[known] = np.nanmedian(self.values[:, known], axis=0)
-        return found
+        # nanmedian warns of columns without a value.
+        has_value = ~np.isnan(self.values).all(axis=0)
+        medians = np.full(self.values.shape[1], np.nan)
+        medians[has_value] = np.nanmedian(self.values[:, has_value], axis=0)
+        return medians
 
     @property
     def model(self) -> str:
-        """Return the model of the subjects; of two models `A to B` for a pair, else `A and B`."""
+        """The model of the subjects; for two models `A to B` (a pair) or `A and B`."""
         return self.subjects[0].model
 
 
 def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
-    """Return uuid, as of `device_subjects`, -> device. devices: all of the check, by rank."""
+    """Return uuid of a subject -> device, for all devices of a check by rank."""
     subjects = device_subjects(devices)
     return {subject.uuids[0]: device for subject, device in zip(subjects, devices, strict=True)}
 
 
 def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
-    """Return the readings in groups of one test, model and placement, whether compared or not.
+    """Return the readings in groups of one test, model and placement, in order of first readings.
 
-    Where PCIe carries the data, also of one PCIe link and level (`link_of`). In the order of first
-    readings. Of several values of a subject in a pass the last counts. known: `devices_by_uuid`.
+    Subjects on PCIe are also grouped by their link. The last value of a subject in a pass counts.
+
+    Args:
+        known: as `devices_by_uuid` returns it.
     """
-    cells: dict[tuple[str, str, Placement, Link], list[Reading]] = {}
-    paths: dict[tuple[Subject, Stage], tuple[Placement, Link]] = {}
+    by_group: dict[tuple[str, str, SubjectPlacement, Link], list[Reading]] = {}
+    paths: dict[tuple[Subject, Stage], tuple[SubjectPlacement, Link]] = {}
     for reading in readings:
         subject, test = reading.subject, reading.test
         if (subject, test.stage) not in paths:
-            # The number of NVLinks does not divide a group: a device with fewer is the slow one.
-            slot = replace(link_of(subject, test.stage, known), nvlinks=None)
-            paths[subject, test.stage] = placement_of(subject, known), slot
-        kind = (test.name, subject.model, *paths[subject, test.stage])
-        cells.setdefault(kind, []).append(reading)
+            # Ignore the number of NVLinks: a device with fewer links is the slow one of its group.
+            link = replace(link_of(subject, test.stage, known), nvlinks=None)
+            paths[subject, test.stage] = placement_of(subject, known), link
+        key = (test.name, subject.model, *paths[subject, test.stage])
+        by_group.setdefault(key, []).append(reading)
     groups = []
-    for (_, _, placement, _), own in cells.items():
-        subjects = list({reading.subject.uuids: reading.subject for reading in own}.values())
+    for (_, _, placement, _), members in by_group.items():
+        subjects = list({reading.subject.uuids: reading.subject for reading in members}.values())
         columns = {subject.uuids: column for column, subject in enumerate(subjects)}
-        numbers = sorted({reading.pass_number for reading in own})
+        numbers = sorted({reading.pass_number for reading in members})
         lines = {number: line for line, number in enumerate(numbers)}
         values = np.full((len(numbers), len(subjects)), np.nan)
         problems: dict[int, list[Problem]] = {}
         failed: dict[int, set[int]] = {}
         faulty: dict[int, set[int]] = {}
-        for reading in own:
+        for reading in members:
             column, value = columns[reading.subject.uuids], reading.value
-            # A rate is 0 where the amount of work is not known.
+            # A rate of 0 means that the amount of work is unknown.
             if value is not None and np.isfinite(value) and (value or reading.test.is_time):
                 values[lines[reading.pass_number], column] = value
             if reading.problem and reading.problem not in problems.setdefault(column, []):
@@ -540,12 +537,12 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
                 failed.setdefault(column, set()).add(reading.pass_number)
             if reading.problem and reading.problem.effect in ("failed", "fault"):
                 faulty.setdefault(column, set()).add(reading.pass_number)
-        # In a pass of fewer than half of the subjects the median would be that of few.
+        # Leave out passes with few values: the median of few subjects is no reference.
         counts = (~np.isnan(values)).sum(axis=1)
         group = Group(
-            test=own[0].test,
+            test=members[0].test,
             placement=placement,
-            link=link_of(subjects[0], own[0].test.stage, known),
+            link=link_of(subjects[0], members[0].test.stage, known),
             subjects=subjects,
             values=values[2 * counts >= counts.max()] if counts.any() else values,
             problems=problems,
@@ -557,32 +554,33 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
     return groups
 
 
-def placement_of(subject: Subject, known: Mapping[str, Device]) -> Placement:
+def placement_of(subject: Subject, known: Mapping[str, Device]) -> SubjectPlacement:
     """Return how many devices the subject has, on how many nodes, and the connection of a pair.
 
-    known: as returned by `devices_by_uuid`. Of pairs and groups the devices that are not in it do
-    not count: a path of nodes has 0. A device is always 1, on 1 node.
+    Args:
+        known: as `devices_by_uuid` returns it; other devices do not count.
     """
     if subject.kind == "device":
-        return Placement()
+        return SubjectPlacement()
     devices = [known[uuid] for uuid in subject.uuids if uuid in known]
     nodes = len({device.node_id for device in devices})
     if subject.kind != "pair":
-        # A half of the cluster may be a node.
+        # All devices of a cluster, or of a group in it, may be on one node.
         kind: SubjectKind = "node" if nodes < 2 else "cluster"
-        return Placement(kind=kind, devices=len(devices), nodes=nodes)
+        return SubjectPlacement(kind=kind, devices=len(devices), nodes=nodes)
     level = ""
     if len(devices) == 2 and nodes == 1:
         level = read_topology(devices[0]).levels.get(devices[1].index, "")
-    return Placement(kind="pair", devices=len(devices), nodes=nodes, level=level)
+    return SubjectPlacement(kind="pair", devices=len(devices), nodes=nodes, level=level)
 
 
 def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> Link:
-    """Return what carries the data of a subject in the tests of a stage.
+    """Return what carries the data of the subject's first device in the tests of a stage.
 
-    It is that of the first device, also of a group on several nodes. Empty where it is unknown, for
-    a pair on two nodes, and for a device except in host-links. known: as returned by
-    `devices_by_uuid`.
+    Without parts if unknown, for a pair on two nodes, and for a device outside of host-links.
+
+    Args:
+        known: as `devices_by_uuid` returns it.
     """
     device = known.get(subject.uuids[0]) if subject.uuids else None
     if device is None or (subject.kind == "device" and stage != "host-links"):
@@ -594,7 +592,7 @@ def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> Link
     level = placement.level
     if subject.kind == "pair" and placement.nodes > 1:
         return Link()
-    # On a board with bridges not every pair has one.
+    # On a board with NVLink bridges some pairs have no bridge.
     has_no_bridge = level not in ("", "NV") and "NV" in topology.levels.values()
     nvlinks = 0 if has_no_bridge else topology.nvlinks
     return Link(nvlinks=0, pcie=pcie, level=level) if nvlinks == 0 else Link(nvlinks=nvlinks)
@@ -605,24 +603,17 @@ def facts_readings(
 ) -> tuple[Reading, ...]:
     """Return a reading of each fact of each GPU: its value after the check, and any problem.
 
-    The value is None if the driver does not report it. A GPU that can no
-    longer be read has a problem in each. before: a device that it lacks counts as unchanged. CPUs,
-    and devices that `after` lacks, have no readings.
+    A GPU that can no longer be read has this problem in each fact. A GPU that is not in `before`
+    counts as unchanged.
     """
     earlier = {facts.device.uuid: facts for facts in before}
-    # By node and model, links that are up on any of these devices; all where an NVSwitch connects
-    # any. Boards with bridges have some, and a virtual machine of one GPU may have none.
-    expected_links: dict[tuple[str, str], set[int]] = {}
-    for one in (*before, *after):
-        links = one.nvlinks or ()
-        is_switched = one.fabric_state is not None and any(link.is_active for link in links)
-        expected_links.setdefault((one.device.node_id, one.device.name), set()).update(
-            link.link for link in links if link.is_active or is_switched
-        )
-    found = []
-    for now in (one for one in after if one.device.kind == "cuda"):
+    expected_links = _expected_links([*before, *after])
+    readings = []
+    for now in after:
+        if now.device.kind != "cuda":
+            continue
         was = earlier.get(now.device.uuid, now)
-        # What was read before and is silent now is lost; many containers have no NVML at all.
+        # Without NVML, as in many containers, a GPU could not be read before either.
         lost = None
         if now.unread and not was.unread:
             lost = Problem(kind=ProblemKind.DEVICE_UNREAD, detail=now.unread)
@@ -643,71 +634,84 @@ def facts_readings(
                 value=None if value is None else float(value),
                 problem=lost or problems.get(name),
             )
-            found.append(reading)
-    return tuple(found)
+            readings.append(reading)
+    return tuple(readings)
+
+
+def _expected_links(states: Iterable[DeviceFacts]) -> dict[tuple[str, str], set[int]]:
+    """Return (node, model) -> numbers of the NVLinks that should be up.
+
+    Boards with bridges have only some links, and a virtual machine with one GPU may have none. So
+    only links that are up on a similar GPU are expected; behind an NVSwitch, all links.
+    """
+    expected: dict[tuple[str, str], set[int]] = {}
+    for facts in states:
+        links = facts.nvlinks or ()
+        is_switched = facts.fabric_state is not None and any(link.is_active for link in links)
+        numbers = expected.setdefault((facts.device.node_id, facts.device.name), set())
+        numbers.update(link.link for link in links if link.is_active or is_switched)
+    return expected
 
 
 def _fact_problems(
     before: DeviceFacts, now: DeviceFacts, expected_links: Set[int]
 ) -> dict[str, Problem]:
-    """Return what is wrong with facts of a GPU, by the name of the fact.
-
-    expected_links: numbers of the NVLinks that should be up.
-    """
-    found: dict[str, Problem] = {}
+    """Return the name of a fact of a GPU -> what is wrong with the fact."""
+    problems: dict[str, Problem] = {}
     if xids := _xid_problem(before, now):
-        found["Xid errors"] = xids
+        problems["Xid errors"] = xids
     if now.fabric_faults:
-        found["NVLink fabric"] = Problem(kind=ProblemKind.FABRIC, names=now.fabric_faults)
+        problems["NVLink fabric"] = Problem(kind=ProblemKind.FABRIC, names=now.fabric_faults)
     if now.ecc_errors:
-        grown = _growth(before.ecc_errors, now.ecc_errors)
-        found[MEMORY_ERRORS] = Problem(
-            kind=ProblemKind.MEMORY_ERRORS, value=grown, limit=now.ecc_errors
+        new_errors = _growth(before.ecc_errors, now.ecc_errors)
+        problems[MEMORY_ERRORS] = Problem(
+            kind=ProblemKind.MEMORY_ERRORS, value=new_errors, limit=now.ecc_errors
         )
     if now.is_remap_pending:
-        found["remapped rows"] = Problem(kind=ProblemKind.ROW_PENDING)
+        problems["remapped rows"] = Problem(kind=ProblemKind.ROW_PENDING)
     elif rows := _growth(before.remapped_rows, now.remapped_rows):
-        found["remapped rows"] = Problem(kind=ProblemKind.BAD_ROWS, value=rows)
+        problems["remapped rows"] = Problem(kind=ProblemKind.BAD_ROWS, value=rows)
     if now.is_retirement_pending:
-        found["retired pages"] = Problem(kind=ProblemKind.PAGE_PENDING)
+        problems["retired pages"] = Problem(kind=ProblemKind.PAGE_PENDING)
     elif pages := _growth(before.retired_pages, now.retired_pages):
-        found["retired pages"] = Problem(kind=ProblemKind.BAD_PAGES, value=pages)
+        problems["retired pages"] = Problem(kind=ProblemKind.BAD_PAGES, value=pages)
     if now.is_remap_failed:
-        found["failed remaps"] = Problem(kind=ProblemKind.NO_SPARE_ROW)
+        problems["failed remaps"] = Problem(kind=ProblemKind.NO_SPARE_ROW)
     passed_s = now.read_s - before.read_s
     replays = _growth(before.pcie_replays, now.pcie_replays)
     if replays > _REPLAYS_PER_MIN * max(1.0, passed_s / 60):
-        found["PCIe replays"] = Problem(kind=ProblemKind.PCIE_REPLAYS, value=replays)
+        problems["PCIe replays"] = Problem(kind=ProblemKind.PCIE_REPLAYS, value=replays)
     lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
     if lanes is not None and most_lanes is not None and lanes < most_lanes:
-        found[PCIE_LANES] = Problem(kind=ProblemKind.FEW_LANES, value=lanes, limit=most_lanes)
-    links = now.nvlinks or ()
-    if down := sorted(expected_links & {one.link for one in links if not one.is_active}):
-        found["NVLinks up"] = Problem(kind=ProblemKind.LINKS_DOWN, numbers=tuple(down))
+        problems[PCIE_LANES] = Problem(kind=ProblemKind.FEW_LANES, value=lanes, limit=most_lanes)
+    inactive = {link.link for link in now.nvlinks or () if not link.is_active}
+    if down := sorted(expected_links & inactive):
+        problems["NVLinks up"] = Problem(kind=ProblemKind.LINKS_DOWN, numbers=tuple(down))
+    if link_errors := tuple(_new_link_errors(before, now)):
+        problems["NVLink errors"] = Problem(kind=ProblemKind.LINK_ERRORS, link_errors=link_errors)
+    return problems
+
+
+def _new_link_errors(before: DeviceFacts, now: DeviceFacts) -> Iterator[LinkErrors]:
+    """Yield the errors of NVLinks during the check; CRC errors only above DCGM's limit."""
     earlier = {link.link: link.errors for link in before.nvlinks or ()}
-    least = {"crc": _CRC_ERRORS_PER_S * max(1.0, passed_s)}
-    grown_errors = tuple(
-        LinkErrors(link=link.link, kind=kind, count=more)
-        for link in links
-        for kind, errors in link.errors.items()
-        if (more := errors - earlier.get(link.link, {}).get(kind, errors)) > least.get(kind, 0.0)
-    )
-    if grown_errors:
-        found["NVLink errors"] = Problem(kind=ProblemKind.LINK_ERRORS, link_errors=grown_errors)
-    return found
+    limits = {"crc": _CRC_ERRORS_PER_S * max(1.0, now.read_s - before.read_s)}
+    for link in now.nvlinks or ():
+        for kind, errors in link.errors.items():
+            count = errors - earlier.get(link.link, {}).get(kind, errors)
+            if count > limits.get(kind, 0.0):
+                yield LinkErrors(link=link.link, kind=kind, count=count)
 
 
 def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> Problem | None:
-    """Return Xid errors of the check, else earlier ones of the hardware.
-
-    NVML reports only errors since it is watched; the log is complete, where it may be read.
-    """
-    # A full log has lost its oldest lines meanwhile.
+    """Return new Xid errors; without new errors, earlier Xid errors of the hardware."""
+    # Prefer the kernel's log: NVML misses errors from before the watch. Count the lines, because a
+    # full log has lost its oldest lines meanwhile.
     logged = Counter(now.kernel_xids or ()) - Counter(before.kernel_xids or ())
     if before.kernel_xids is not None and logged:
         new = tuple(sorted(logged.elements()))
     else:
-        # An agent that was replaced meanwhile watches anew.
+        # A replaced agent starts a new watch, whose errors are all new.
         is_same_watch = now.xids_watched_since_s == before.xids_watched_since_s
         new = (now.new_xids or ())[len(before.new_xids or ()) if is_same_watch else 0 :]
     if new:
@@ -717,10 +721,7 @@ def _xid_problem(before: DeviceFacts, now: DeviceFacts) -> Problem | None:
 
 
 def _growth(before: int | None, now: int | None) -> int:
-    """Return by how much a counter grew; 0 where it is unknown before or now.
-
-    One that was reset meanwhile grew by all that it shows.
-    """
+    """Return by how much a counter grew; 0 if unknown. A smaller value means a reset."""
     if before is None or now is None:
         return 0
     return now - before if now >= before else now

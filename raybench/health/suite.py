@@ -1,7 +1,6 @@
-"""The suite of a health check: a table of tests, and the points that each of them is read from.
+"""The suite of a health check: a table of tests, and the points that each test is read from. Pure.
 
-To add a test, add a row to `SUITE`: a `HealthTest` with its workload, what is read of a record, the
-noise on healthy devices and which devices take part. `probes` makes the points of a fleet. Pure.
+To add a test, add a row to `SUITE`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,10 @@ from raybench.report.words import health as words
 from raybench.workloads.collective import groups_text
 from raybench.workloads.pairs import Pair, pairs_of_turn, pairs_text, turns
 
-# What is read of the record of a point: a figure of each rank, the same and whether its product is
-# bit-identical, of each pair, of each group, or the parts of each rank's training step.
+# What is read of the record of a point.
+# ranks: a figure of each rank. bits: also whether each rank's product is bit-identical.
+# pairs, groups: a figure of each pair or group of ranks.
+# parts: compute, wait and communication times of each rank's training step.
 Reads = Literal["ranks", "bits", "pairs", "groups", "parts"]
 # Which devices take part in a point; see `_participants`.
 RunOn = Literal[
@@ -50,84 +51,80 @@ ENVIRONMENT: Stage = "environment"
 # The stages that are run in each pass; the burn-in comes after them.
 PASS_STAGES = tuple(stage for stage in STAGES if stage != BURN_IN)
 
-# The host sets the pace of a launch, or of a message of a few bytes, and healthy devices differ by
-# 1.4 times and more there: bad is a device that takes this many times as long.
+# `bad_ratio` of launches and of messages of a few bytes: the host sets their pace, and healthy
+# devices differ by 1.4 times and more.
 _HOST_BAD_RATIO = 3.0
-# The tests of the stage "straggler", in ms a step of each device: what it computes, how long it
-# waits for the slowest one, how long it communicates.
+# The tests of the stage "straggler": ms of each step in which a device computes, waits for the
+# slowest device, or communicates.
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
 # The tests of the stage "environment" that need work of the devices.
 CONNECT_TEST, TRANSPORT_TEST = "first collective", "transport"
 NETWORK_TEST = "transport between nodes"
-# Stages whose tests use NCCL, but for copies between memories.
+# Stages whose tests use NCCL, except copies between memories.
 _STAGES_OF_NCCL = ("pairs", "together", "smoke", "straggler", "burn-in")
 _MIB = 2**20
 _TRANSPORT_PROBE = "raybench.workloads.pairs:TransportProbe"
-# A library may do a product up to this size by another kernel in its next version.
+# Products up to this size make no references: the next version of a library may choose another
+# kernel for them.
 _SMALL_PRODUCT = 1024
-# With more devices, nodes are paired only by devices of the same local rank (the rails of a
-# cluster).
+# With more devices, devices of different nodes are paired only if they have the same local rank
+# (the rails of a cluster).
 _MOST_IN_ALL_PAIRS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthTest:
-    """One figure that is read of every subject of a kind; for most tests a row of `SUITE`.
+    """A figure of every subject of a kind; most tests are rows of `SUITE`."""
 
-    name: such as "gemm bf16 8192". stage: `raybench health --only STAGE` runs it.
-    subjects: the kind that it judges. unit: of its figure. is_compared: whether subjects are
-    compared by it; facts, waiting and communication are not. floor: the noise of the figure on
-    healthy devices, as a share of it; a smaller spread between subjects counts as this. bad_ratio:
-    a subject that takes more than this many times as long as similar ones is bad.
-    workload, params, precision, batch_size, cuda_graph: of its points; a test without a workload
-    is read from the driver or derived from other tests. run_on: which devices take part in each
-    point. reads: what of a record. device_bytes: memory that its data takes on a device.
-    """
-
+    # Such as "gemm bf16 8192".
     name: str
     stage: Stage
     unit: str
+    # Noise of the figure on healthy devices, as a share. A smaller spread counts as this spread.
     floor: float
+    # The kind of subjects that the test judges.
     subjects: SubjectKind = "device"
+    # A subject that takes more than this many times as long as similar subjects is bad.
     bad_ratio: float = 1.5
+    # Whether subjects are compared with each other. False for facts, wait and communication times.
     is_compared: bool = True
+    # Of the points. Empty if the test is read from the driver, or derived from other tests.
     workload: str = ""
     params: Mapping[str, Scalar] = field(default_factory=dict)
     precision: Precision = Precision.FP32
     batch_size: int | None = None
     cuda_graph: bool = False
+    # Which devices take part in a point.
     run_on: RunOn = "each device"
     reads: Reads = "ranks"
+    # Memory that the data takes on a device.
     device_bytes: int = 0
-    # Whether references are made of its figure. The rate that all devices of a host reach at once
-    # depends on their number, and products that are compared by their bits are timed elsewhere.
+    # Whether references are made of the figure. Not where it depends on the number of devices, and
+    # not of "same bits", whose products another test times.
     is_reference: bool = True
     # Name of the same test of pairs on one node; empty if this test is not of pairs between nodes.
     within_nodes: str = ""
-    # What to do about a fact that is wrong; None if the test is no fact.
+    # What to do about a wrong fact; None if the test is no fact.
     action: Action | None = None
 
     @property
     def uses_nccl(self) -> bool:
-        """Return whether NCCL carries the data of the test, on GPUs."""
+        """Whether NCCL carries the data of the test, on GPUs."""
         return self.stage in _STAGES_OF_NCCL and self.params.get("transport") != "copy"
 
     @property
     def is_time(self) -> bool:
-        """Return whether the unit is no rate ("/s"): if so, less is better where `is_compared`."""
+        """Whether a smaller figure is better; False for rates."""
         return is_time(self.unit)
 
     @property
     def between_nodes(self) -> HealthTest:
-        """Return the test for pairs of devices on different nodes."""
+        """The same test for pairs of devices on different nodes."""
         return replace(self, name=f"{self.name} between nodes", within_nodes=self.name)
 
 
 def _environment(size_bytes: int) -> tuple[HealthTest, HealthTest]:
-    """Return the first all_reduce of the workers, and the probe of their transports.
-
-    Both run once, not in each pass; `health/transports.py` judges them.
-    """
+    """Return the two tests that `health/transports.py` judges; they run once, not in each pass."""
     connect = HealthTest(
         name=CONNECT_TEST,
         stage=ENVIRONMENT,
@@ -145,7 +142,7 @@ def _environment(size_bytes: int) -> tuple[HealthTest, HealthTest]:
 
 
 def _size_text(size_bytes: int) -> str:
-    """Return a size in the first of GiB, MiB, MB, KiB that divides it, `256 MiB`; else as `8 B`."""
+    """Return `256 MiB`, `500 MB` or `8 B`: the largest unit that divides the size."""
     for name, unit in (("GiB", 2**30), ("MiB", _MIB), ("MB", 10**6), ("KiB", 2**10)):
         if size_bytes % unit == 0:
             return f"{size_bytes // unit} {name}"
@@ -160,11 +157,7 @@ def _product(
     *,
     cuda_graph: bool = False,
 ) -> HealthTest:
-    """Return the test of the rate of square matrix products, alone on each device.
-
-    same_bits: also that all devices of a model get the same bits. floor: noise on healthy devices,
-    as a share. cuda_graph: replay the product from a graph.
-    """
+    """Return the test of the rate of square matrix products, alone on each device."""
     is_gemm = workload == "gemm"
     return HealthTest(
         name=f"{workload.replace('_', ' ')} {precision} {size}",
@@ -182,7 +175,7 @@ def _product(
 
 
 def _memory(size_bytes: int, floor: float) -> HealthTest:
-    """Return the test of the bandwidth of device memory: a triad of three such arrays."""
+    """Return the test of the bandwidth of device memory: a triad of three arrays."""
     return HealthTest(
         name=f"memory {_size_text(size_bytes)}",
         stage="alone",
@@ -194,7 +187,7 @@ def _memory(size_bytes: int, floor: float) -> HealthTest:
     )
 
 
-# Between two launches that queue up: the pace of the host.
+# Time between two queued launches, which the host needs for a launch.
 _LAUNCH = HealthTest(
     name="launch",
     stage="alone",
@@ -207,10 +200,7 @@ _LAUNCH = HealthTest(
 
 
 def _host_copies(direction: str) -> tuple[HealthTest, HealthTest]:
-    """Return the tests of copies between host and device: one device a node at a time, then all.
-
-    direction: "h2d", "d2h" or "both".
-    """
+    """Return the tests of copies between host and device: one device of a node, then all."""
     alone = HealthTest(
         name=f"{direction} alone",
         stage="host-links",
@@ -230,9 +220,10 @@ def _host_copies(direction: str) -> tuple[HealthTest, HealthTest]:
 def _pair_tests(
     transport: Literal["copy", "send"], size_bytes: int, floor: float
 ) -> tuple[HealthTest, HealthTest]:
-    """Return the test of the bandwidth between two devices, one way and the other way.
+    """Return the test of the bandwidth between two devices, in both directions.
 
-    transport: "copy" between their memories, or "send" and receive by NCCL or gloo.
+    Args:
+        transport: "copy" between their memories, or "send" by NCCL or gloo.
     """
     forward = HealthTest(
         name=f"{transport} {_size_text(size_bytes)}",
@@ -249,7 +240,7 @@ def _pair_tests(
     return forward, replace(forward, params={**forward.params, "direction": "backward"})
 
 
-# Half of the time that a message takes there and back.
+# Half of the round trip of a message.
 _LATENCY = replace(
     _pair_tests("send", 8, 0.3)[0],
     name="send latency 8 B",
@@ -260,9 +251,9 @@ _LATENCY = replace(
 
 
 def _all_reduces(size_bytes: int, floor: float, **changes: Any) -> tuple[HealthTest, HealthTest]:
-    """Return the tests of an all_reduce in each node, and of one over all nodes.
+    """Return the tests of an all_reduce in each node, and of an all_reduce over all nodes.
 
-    In GB/s of bus bandwidth, as nccl-tests counts it. changes: other values of fields, of both.
+    The unit is GB/s of bus bandwidth, as in nccl-tests, unless `changes` has another unit.
     """
     in_nodes = HealthTest(
         name=f"all_reduce {_size_text(size_bytes)}",
@@ -279,7 +270,7 @@ def _all_reduces(size_bytes: int, floor: float, **changes: Any) -> tuple[HealthT
     return in_nodes, replace(in_nodes, subjects="cluster", run_on="one group over nodes")
 
 
-# Equal gradients on all ranks, and a loss that falls.
+# Fails if the gradients of ranks differ, or if the loss does not fall.
 _SMOKE = HealthTest(
     name="smoke 784-256-10",
     stage="smoke",
@@ -295,10 +286,7 @@ _STEP = HealthTest(
 
 
 def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, HealthTest]:
-    """Return the two tests that a burn-in alternates, made from tests of the other stages.
-
-    product: one of same bits, on each device. all_reduce: becomes one over all devices.
-    """
+    """Return the two tests that a burn-in alternates, made from tests of other stages."""
     return (
         replace(
             product,
@@ -309,11 +297,11 @@ def _burn_in(product: HealthTest, all_reduce: HealthTest) -> tuple[HealthTest, H
     )
 
 
-# The floors are from the committed runs. CPU workers share cores and caches with whatever else runs
-# on their host. A training step's own part took 5.4 and 6.2 ms on one H200 in two checks six
-# minutes apart. Work that is shorter than its launch is replayed from a CUDA graph on GPUs.
-# Products on tensor cores from 2048 on draw all the power that a GPU may have: healthy H200s of
-# one host differ by 6 % then (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
+# The floors are from the committed runs. They are large on CPU workers, which share cores and
+# caches with other programs. The compute time of a training step was 5.4 and 6.2 ms on one H200 in
+# two checks six minutes apart. A CUDA graph replays work that is shorter than its launch. Products
+# on tensor cores from 2048 on need all the power that a GPU may draw, so healthy H200s of one host
+# differ by 6 % (tf32 2048: 336 and 356 TFLOP/s in health-20261122-193240-9d20).
 SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
     "cuda": (
         *_environment(256 * _MIB),
@@ -329,7 +317,7 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
             for size in (256, 512, 1024, 2048, 8192)
         ),
         *(_memory(size_bytes, 0.005) for size_bytes in (10**8, 5 * 10**8, 10**9)),
-        # From a launch until the host knows that it is done.
+        # Time from a launch until the host knows that the kernel has ended.
         replace(_LAUNCH, name="launch and wait", params={"wait": True}),
         _LAUNCH,
         _product("same_bits", Precision.FP32, 2048, 0.01, cuda_graph=True),
@@ -354,11 +342,11 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
         ),
         *_burn_in(_product("same_bits", Precision.BF16, 8192, 0.01), _all_reduces(2**30, 0.02)[1]),
     ),
-    # A CPU worker has no link to its host, and no copy from the memory of another one.
+    # A CPU worker has no link to its host, and cannot copy from the memory of another worker.
     "cpu": (
         *_environment(16 * _MIB),
         *(_product("gemm", Precision.FP32, size, 0.1) for size in (256, 512, 1024)),
-        # Above most caches and soon done.
+        # Larger than most caches, and still quick.
         _memory(16 * 10**6, 0.1),
         _LAUNCH,
         _product("same_bits", Precision.FP32, 256, 0.1),
@@ -399,33 +387,28 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """The devices that are checked, all of one kind, in the order of their ranks.
-
-    known: their subjects in a larger fleet, of which others are lost; empty where none is.
-    """
+    """The devices of a check, all of one kind, by rank."""
 
     devices: tuple[Device, ...]
+    # Subjects of the devices in a larger fleet, so that they keep their names when others are lost.
+    # Empty if the fleet is whole.
     known: tuple[Subject, ...] = ()
 
     @cached_property
     def subjects(self) -> tuple[Subject, ...]:
-        """Return the devices as subjects, by rank: `known`, else as of `device_subjects`."""
+        """The devices as subjects, by rank."""
         return self.known or device_subjects(self.devices)
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of each node, ascending; nodes in the order of their first ranks."""
-        found: dict[str, list[int]] = {}
+        """The ranks of each node, ascending; nodes in the order of their first ranks."""
+        by_node: dict[str, list[int]] = {}
         for rank, device in enumerate(self.devices):
-            found.setdefault(device.node_id, []).append(rank)
-        return tuple(map(tuple, found.values()))
+            by_node.setdefault(device.node_id, []).append(rank)
+        return tuple(map(tuple, by_node.values()))
 
     def _probe(self, test: HealthTest, **participants: Scalar) -> Probe:
-        """Return the test with a point of it over all devices.
-
-        participants: parameters that say which devices take part. With one device a test that
-        `reads` the parts of a step reads "ranks".
-        """
+        """Return the test with a point; `participants` are its parameters that choose devices."""
         batch_size, world_size = test.batch_size, len(self.devices)
         params = {**_defaults(test.workload), **test.params, **participants}
         point = Point(
@@ -439,18 +422,19 @@ class Fleet:
             cuda_graph=test.cuda_graph,
         )
         if test.reads == "parts" and world_size == 1:
+            # A single rank neither waits nor communicates.
             test = replace(test, reads="ranks")
         return Probe(test=test, point=point)
 
 
 def device_subject(device: Device) -> Subject:
-    """Return a device as a subject, by its own uuid and index: "node7 GPU 3", "node7 worker 3"."""
+    """Return a GPU as a subject, without the other devices of its check."""
     place = DevicePlace(host=device.host, kind=device.kind, number=device.index)
     return _subject(device.uuid, place, device.name)
 
 
 def device_subjects(devices: Sequence[Device]) -> tuple[Subject, ...]:
-    """Return all devices of a check as subjects, in their order, as of `device_places`."""
+    """Return all devices of a check as subjects, in the same order."""
     places = zip(devices, _uuids_and_places(devices), strict=True)
     return tuple(_subject(uuid, place, device.name) for device, (uuid, place) in places)
 
@@ -460,10 +444,10 @@ def _subject(uuid: str, place: DevicePlace, model: str) -> Subject:
 
 
 def device_places(devices: Iterable[Device]) -> dict[str, DevicePlace]:
-    """Return the uuid of each device of a check as a subject, and where it is; in their order.
+    """Return uuid as a subject -> place, for all devices of a check in their order.
 
-    A GPU keeps its uuid. A CPU worker gets `HOST/NUMBER`, with NUMBER in its name: its place, from
-    0, among `devices` of its host, not its index; its own uuid changes with its process.
+    The uuid of a GPU is its own. CPU workers get `HOST/NUMBER`, numbered from 0 on each host,
+    because their own uuids change with their processes.
     """
     return dict(_uuids_and_places(devices))
 
@@ -480,18 +464,20 @@ def _uuids_and_places(devices: Iterable[Device]) -> Iterator[tuple[str, DevicePl
 
 
 def device_kinds(subject: Subject) -> set[DeviceKind]:
-    """Return the kinds that the devices of a subject can have; both if it names no device."""
-    # Only the uuid of a CPU worker (`device_places`) has a slash.
+    """Return the possible kinds of a subject's devices; both kinds if it names no device."""
+    # Only uuids of CPU workers have a slash; see `device_places`.
     kinds: set[DeviceKind] = {"cpu" if uuid.count("/") == 1 else "cuda" for uuid in subject.uuids}
     return kinds or {"cpu", "cuda"}
 
 
 def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> tuple[Probe, ...]:
-    """Return the probes of these stages, in the order of `SUITE`, whatever that of `stages`.
+    """Return the probes of these stages that the fleet can run, in the order of `SUITE`.
 
-    A test that needs more devices or nodes than there are is left out; "facts" has no probes. Ask
-    for the burn-in by itself: it can have points that other stages have too. serial: one pair of
-    devices per probe, so that no pair shares a path with another. fleet: one device or more.
+    Ask for the burn-in by itself: its points may be equal to points of other stages.
+
+    Args:
+        fleet: at least one device.
+        serial: test one pair of devices at a time, so that no pair shares a path with another.
     """
     return tuple(
         fleet._probe(test, **participants)
@@ -502,9 +488,9 @@ def probes(fleet: Fleet, stages: Collection[Stage], *, serial: bool = False) -> 
 
 
 def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping[str, Scalar]]:
-    """Yield for each point of a test the parameters that say which devices take part.
+    """Yield the parameters that choose devices, for each point of a test.
 
-    Nothing where there are too few devices. serial: one pair in each point, not disjoint ones.
+    Yields nothing if there are too few devices.
     """
     match run_on:
         case "each device":
@@ -514,9 +500,10 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
                 yield {}
         case "one local rank":
             # One device of each node at the same time.
-            yield from ({"local_rank": rank} for rank in range(max(map(len, fleet.nodes))))
+            for local_rank in range(max(map(len, fleet.nodes))):
+                yield {"local_rank": local_rank}
         case "full nodes":
-            # The only device of a node is alone anyhow.
+            # On nodes with one device, "one local rank" is the same test.
             if max(map(len, fleet.nodes)) > 1:
                 yield {}
         case "pairs on nodes" | "all pairs":
@@ -524,25 +511,26 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
                 for at_once in [[pair] for pair in pairs] if serial else [pairs]:
                     yield {"partners": pairs_text(at_once)}
         case "groups by node" | "one group" | "one group over nodes":
-            everyone = tuple(range(len(fleet.devices)))
-            together = fleet.nodes if run_on == "groups by node" else (everyone,)
-            # All groups at the same time.
+            all_ranks = tuple(range(len(fleet.devices)))
+            together = fleet.nodes if run_on == "groups by node" else (all_ranks,)
+            # All groups work at the same time.
             groups = tuple(ranks for ranks in together if len(ranks) > 1)
             if groups and (run_on != "one group over nodes" or len(fleet.nodes) > 1):
                 yield {"groups": groups_text(groups)}
 
 
 def _turns_of_pairs(fleet: Fleet, *, are_on_nodes: bool) -> Iterator[list[Pair]]:
-    """Yield turns of disjoint pairs until all were paired: on each node, or of all devices.
-
-    Of many devices, those of different nodes are paired only if they have the same local rank.
-    """
-    together: list[Sequence[Sequence[int]]] = [fleet.nodes]
+    """Yield turns of disjoint pairs, as in a round-robin tournament, until all were paired."""
+    # Groups of ranks in which every rank is paired with every other rank. The groups of one list
+    # are disjoint and take their turns at the same time.
+    together: list[list[Sequence[int]]] = [list(fleet.nodes)]
     if not are_on_nodes and len(fleet.devices) <= _MOST_IN_ALL_PAIRS:
         together = [[range(len(fleet.devices))]]
     elif not are_on_nodes:
-        rails = zip_longest(*fleet.nodes)
-        together.append([[rank for rank in rail if rank is not None] for rail in rails])
+        rails: list[Sequence[int]] = []
+        for rail in zip_longest(*fleet.nodes):
+            rails.append([rank for rank in rail if rank is not None])
+        together.append(rails)
     for groups in together:
         groups = [ranks for ranks in groups if len(ranks) > 1]
         for turn in range(max((turns(len(ranks)) for ranks in groups), default=0)):
@@ -554,36 +542,32 @@ def _turns_of_pairs(fleet: Fleet, *, are_on_nodes: bool) -> Iterator[list[Pair]]
             ]
 
 
-# Parameters that are part of a point's title even at their default.
+# Parameters that a point's title names even at their default.
 _ALWAYS_NAMED = ("direction", "m", "size", "size_bytes", "transport")
-# What stands before the value of a parameter in a title.
+# Parameter -> text before its value in a title.
 _PREFIXES = {"local_rank": "local rank ", "wait": "wait "}
 
 
 def title(point: Point) -> str:
-    """Return the title of a point: workload, precision unless fp32, parameters not at default.
+    """Return `host_copy d2h local rank 1 128 MiB`: workload, precision and parameters of a point.
 
-    Direction, transport, m and sizes are always in it: `host_copy d2h local rank 1 128 MiB`. Equal
-    values stand once, as in `gemm 512` of 512 x 512 x 512. Other run settings are not in it, so
-    that points can share a title. Imports the module. Raises as `load`, `settings` of `registry`.
+    Equal values stand once, as in `gemm 512` of 512 x 512 x 512. Points may share a title.
     """
     precision = () if point.precision is Precision.FP32 else (point.precision.value,)
-    usual = _defaults(point.workload)
-    shown = [
-        _size_text(int(value)) if name == "size_bytes" else f"{_PREFIXES.get(name, '')}{value}"
-        for name, value in point.params.items()
-        if name in _ALWAYS_NAMED or value != usual.get(name)
-    ]
+    defaults = _defaults(point.workload)
+    values = []
+    for name, value in point.params.items():
+        if name == "size_bytes":
+            values.append(_size_text(int(value)))
+        elif name in _ALWAYS_NAMED or value != defaults.get(name):
+            values.append(f"{_PREFIXES.get(name, '')}{value}")
     workload = "transports" if point.workload == _TRANSPORT_PROBE else point.workload
-    return " ".join(dict.fromkeys((workload, *precision, *shown)))
+    return " ".join(dict.fromkeys((workload, *precision, *values)))
 
 
 @cache
 def _defaults(workload: str) -> Mapping[str, Scalar]:
-    """Return the defaults of the parameters of a workload, without settings of the run.
-
-    Parameters without a default are left out.
-    """
+    """Return the defaults of a workload's parameters, without settings of the run."""
     settings = settings_of_class(registry.load_workload(workload))
     return {
         name: setting.default

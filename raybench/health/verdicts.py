@@ -1,26 +1,29 @@
 """The verdict of each subject in each test: healthy, suspect, bad, untested or unknown. Pure.
 
-A subject is compared with similar ones in the same passes (`raybench.stats.outliers`). Where fewer
-than four are similar there is no spread: then it is compared with the fastest of them, with its own
-past, and with what its model reaches elsewhere. No such comparison sees what makes all of them
-slow: for that all together are compared with what their model reaches elsewhere.
+A subject is compared with similar subjects (peers) in the same passes; see
+`raybench.stats.outliers`. With fewer than four peers, the spread is unknown, and the subject is
+compared with the fastest peer, with its own earlier checks, and with its model elsewhere (reference
+values or earlier checks). A group whose subjects are all slow shows only beside its model
+elsewhere.
 
-A device is the root cause of slow pairs when it is slow with two partners or more that are fast
-with others, and with more of these than it is fast with; otherwise the path is, or one of the two.
-Nodes come before devices: two nodes are slow together where most pairs of their devices are.
+A device is the culprit of slow pairs if it is slow with at least two partners that are fast with
+other partners, and if these are more than the partners with which it is fast. Otherwise the path or
+either end is to blame. Nodes are blamed before devices: two nodes are slow together if most pairs
+of their devices are slow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import median
 
 import numpy as np
 
 from raybench.analysis.references import SHIPPED, References, peak_of
 from raybench.health import causes
-from raybench.health.causes import Cause, Circumstances
+from raybench.health.causes import Circumstances, Diagnosis
 from raybench.health.readings import Group, Reading, devices_by_uuid, group_readings
 from raybench.health.references import LEAST_PAST_CHECKS, Elsewhere, excess
 from raybench.health.suite import COMPUTE_TEST, WAIT_TEST, HealthTest, device_subjects
@@ -32,6 +35,7 @@ from raybench.records.judgement import (
     CommandKind,
     Expected,
     PeerValue,
+    Problem,
     ProblemKind,
     Reason,
     ReasonKind,
@@ -48,11 +52,11 @@ from raybench.stats.outliers import (
 )
 
 EXPECTED_TEST, OTHER_PROGRAMS_TEST = "expected values", "other programs"
-# From this share of the points on, programs that used the devices meanwhile are a finding.
+# Other programs are a finding if they disturbed this share of the points.
 _LEAST_DISTURBED = 0.5
 _MOST_PROGRAMS = 2
-# Variables that make all devices or links slow: in tests that use NCCL, and in those that launch
-# kernels. NCCL_NVLS_ENABLE=0 does not: the expected figures are without it.
+# Variables that slow tests with NCCL, and tests that launch kernels. NCCL_NVLS_ENABLE=0 is not one
+# of them, because the reference values are without NVLS.
 _SLOWING_NCCL = (
     *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"),
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS"),
@@ -60,21 +64,18 @@ _SLOWING_NCCL = (
 _SLOWING_KERNELS = ("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE")
 _BURN_IN = Command(kind=CommandKind.BURN_IN)
 _LEAST_PARTNERS = 2
-# A rank is late where the others wait for it for more than this share of a step, and for more than
-# so many floors of the test, in each pass.
+# A rank is late if the other ranks wait for it in each pass for more than this share of a step, and
+# for more than this number of floors of the test.
 _WAIT_SHARE, _WAIT_FLOORS = 0.1, 2
 
-# Two devices or two nodes; what to do, and the commands for it.
+# The ends of a pair: two devices, or their nodes. One element if both devices are on one node.
 _Edge = frozenset[str]
 _Advice = tuple[Action, Sequence[Command]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """The result of one test for one subject, in kinds and numbers.
-
-    Fields as of `Finding`, which has them in words.
-    """
+    """The result of one test for one subject, in kinds and numbers; see `Finding` for the words."""
 
     test: HealthTest
     subject: Subject
@@ -89,19 +90,19 @@ class Judgement:
     reason: Reason | None = None
     evidence: tuple[Reason, ...] = ()
     culprit: Subject | None = None
-    # Of a path between two nodes, which has no devices of its own: the uuids at both ends.
+    # For a path between two nodes, whose subject has no uuids: uuids of a device at each end.
     ends: tuple[str, ...] = ()
     action: Action | None = None
     commands: tuple[Command, ...] = ()
 
     @property
     def stage(self) -> Stage:
-        """Return the stage of the test."""
+        """The stage of the test."""
         return self.test.stage
 
     @property
     def finding(self) -> Finding:
-        """Return the row of the table `health`, with words."""
+        """The row of the table `health`, with words."""
         return Finding(
             test=self.test.name,
             stage=self.test.stage,
@@ -127,32 +128,36 @@ def judge(
     past: Sequence[tuple[str, Finding]] = (),
     references: References = SHIPPED,
 ) -> tuple[Judgement, ...]:
-    """Return a judgement for each subject in each test; unhealthy ones have a culprit or an action.
+    """Return a judgement for each subject in each test; see docs/explanation/health.md.
 
-    Group by group (`group_readings`), each with one about its model if all are slow alike. Then for
-    each model without figures (no reference, under three earlier checks), for other programs, and
-    for each device, node or path that slows pairs. Rules: docs/explanation/health.md. devices: all
-    that were checked, by rank. past: (run id, finding) of earlier checks; only healthy ones count.
+    There are further judgements: of groups that are slow as a whole, of models without anything to
+    compare with, of other programs, and of devices, nodes and paths that slow pairs. Unhealthy
+    subjects have a culprit or an action.
+
+    Args:
+        devices: all devices of the check, by rank.
+        past: (run id, finding) of earlier checks.
     """
     readings = list(readings)
     known = devices_by_uuid(devices)
     groups = group_readings(readings, known)
     elsewhere = Elsewhere(past, references)
-    compared = _compare([group for group in groups if group.test.is_compared])
-    remaining = iter(compared)
-    findings: list[Judgement] = []
+    comparisons = _compare([group for group in groups if group.test.is_compared])
+    remaining = iter(comparisons)
+    judged: list[Judgement] = []
     for group in groups:
-        findings += _findings(group, next(remaining) if group.test.is_compared else None, elsewhere)
+        comparison = next(remaining) if group.test.is_compared else None
+        judged += _judge_group(group, comparison, elsewhere)
     by_model: dict[str, list[Group]] = {}
-    for one in compared:
-        by_model.setdefault(one.group.model, []).append(one.group)
-    for model, own in by_model.items():
-        # What a drift should be is known of any model.
-        if not any(elsewhere.of_model(group) for group in own if group.test.unit != "x"):
+    for comparison in comparisons:
+        by_model.setdefault(comparison.group.model, []).append(comparison.group)
+    for model, of_model in by_model.items():
+        # The expected drift, a ratio of 1, is known for every model.
+        if not any(elsewhere.of_model(group) for group in of_model if group.test.unit != "x"):
             unknown = Judgement(
                 test=HealthTest(
                     name=EXPECTED_TEST,
-                    stage=own[0].test.stage,
+                    stage=of_model[0].test.stage,
                     unit="",
                     floor=0.0,
                     is_compared=False,
@@ -164,70 +169,63 @@ def judge(
                     kind=ReasonKind.NO_FIGURES,
                     model=model,
                     value=LEAST_PAST_CHECKS,
-                    limit=max(map(elsewhere.count_checks, own)),
+                    limit=max(map(elsewhere.count_checks, of_model)),
                 ),
                 commands=(
                     Command(kind=CommandKind.CHECK_AGAIN),
                     Command(kind=CommandKind.EXPORT_REFERENCES),
                 ),
             )
-            findings.append(unknown)
-    findings += _other_programs(readings, devices)
-    findings = _explain_waiting(_explain_pairs(findings, known), groups)
+            judged.append(unknown)
+    judged += _other_programs(readings, devices)
+    judged = _explain_waiting(_explain_pairs(judged, known), groups)
     beside = Circumstances(readings=readings, known=known)
-    return tuple(_with_action(finding, beside, references) for finding in findings)
+    return tuple(_with_action(judgement, beside, references) for judgement in judged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """A group of readings compared with its peers.
-
-    ratios, is_slow: of each subject, its time over that of similar ones, and whether that is slow.
-    peers: None where fewer than four subjects have values.
-    """
+    """A group whose subjects are compared with each other."""
 
     group: Group
+    # Time of each subject over the time of its peers.
     ratios: Floats
     is_slow: Bools
+    # None if fewer than four subjects have values.
     peers: Peers | None
 
 
 def _compare(groups: Sequence[Group]) -> list[_Comparison]:
-    """Return each group beside its peers, in the order of the groups.
-
-    The false alarms of all groups together are limited (see `find_slow`).
-    """
-    peers = [
-        compare_peers(group.values, is_time=group.test.is_time, floor=group.test.floor)
-        if (~np.isnan(group.typical)).sum() >= LEAST_ALIKE
-        else None
-        for group in groups
-    ]
-    slow = iter(find_slow([one for one in peers if one]))
-    found = []
-    for group, one in zip(groups, peers, strict=True):
+    """Compare the subjects of each group; `find_slow` limits the false alarms of all groups."""
+    peers_of_groups: list[Peers | None] = []
+    for group in groups:
+        has_spread = (~np.isnan(group.typical)).sum() >= LEAST_ALIKE
+        is_time, floor = group.test.is_time, group.test.floor
+        peers_of_groups.append(
+            compare_peers(group.values, is_time=is_time, floor=floor) if has_spread else None
+        )
+    slow = iter(find_slow([peers for peers in peers_of_groups if peers]))
+    comparisons = []
+    for group, peers in zip(groups, peers_of_groups, strict=True):
         test = group.test
-        ratios, is_slow = (
-            (one.ratios, next(slow))
-            if one
-            else compare_few(
+        if peers:
+            ratios, is_slow = peers.ratios, next(slow)
+        else:
+            ratios, is_slow = compare_few(
                 group.values, is_time=test.is_time, floor=test.floor, bad_ratio=test.bad_ratio
             )
-        )
-        found.append(_Comparison(group=group, ratios=ratios, is_slow=is_slow, peers=one))
-    return found
+        comparisons.append(_Comparison(group=group, ratios=ratios, is_slow=is_slow, peers=peers))
+    return comparisons
 
 
-def _findings(
+def _judge_group(
     group: Group, compared: _Comparison | None, elsewhere: Elsewhere
 ) -> Iterator[Judgement]:
-    """Yield the judgement of each subject of a group, in order.
+    """Yield the judgement of each subject of a group, and of all subjects if all are slow.
 
-    Last one about all of them, where all are slower than their model elsewhere. compared: None for
-    a test without comparison, where only a problem is wrong; a subject without one and without a
-    value is unknown there.
+    Without a comparison a subject is healthy unless it has a problem, and unknown without a value.
     """
-    alike = _all_slow(compared, elsewhere) if compared else None
+    all_slow = _all_slow(compared, elsewhere) if compared else None
     passes = (~np.isnan(group.values)).sum(axis=0).tolist()
     for column, subject in enumerate(group.subjects):
         has_value = passes[column] > 0
@@ -248,18 +246,18 @@ def _findings(
             judged = replace(plain, verdict=Verdict.UNKNOWN, reason=reason)
         elif compared and compared.is_slow[column]:
             judged = _beside_peers(plain, compared)
-        elif compared and compared.peers is None and alike is None and has_value:
+        elif compared and compared.peers is None and all_slow is None and has_value:
             judged = _against_elsewhere(plain, group, column, elsewhere)
         if column in group.problems or (compared and not has_value):
             failed = replace(plain, ratio=None, failed_passes=group.faulty_passes.get(column, 0))
             judged = _with_problem(judged, failed, group, column)
         yield judged
-    if alike is not None:
-        yield alike
+    if all_slow is not None:
+        yield all_slow
 
 
 def _beside_peers(plain: Judgement, compared: _Comparison) -> Judgement:
-    """Return the judgement of a subject that is slow beside similar ones."""
+    """Return the judgement of a subject that is slower than its peers."""
     ratio = plain.ratio or 0.0
     evidence = []
     if plain.passes > 1:
@@ -273,7 +271,7 @@ def _beside_peers(plain: Judgement, compared: _Comparison) -> Judgement:
     return replace(
         plain,
         verdict=Verdict.BAD if ratio > plain.test.bad_ratio else Verdict.SUSPECT,
-        # A subject that is slow beside its peers is slow in each pass.
+        # Only a subject that is slow in each pass is slower than its peers.
         failed_passes=plain.passes,
         ratio=ratio,
         reason=Reason(kind=ReasonKind.SLOWER_THAN_PEERS, value=ratio),
@@ -281,56 +279,52 @@ def _beside_peers(plain: Judgement, compared: _Comparison) -> Judgement:
     )
 
 
-def _peer_values(one: _Comparison) -> tuple[PeerValue, ...]:
-    """Return what the values of a group are compared with.
-
-    Empty where fewer than two subjects have a value.
-    """
-    typical = one.group.typical
+def _peer_values(comparison: _Comparison) -> tuple[PeerValue, ...]:
+    """Return what the values of a group are compared with; empty for fewer than two values."""
+    typical, peers = comparison.group.typical, comparison.peers
     count = int((~np.isnan(typical)).sum())
     if count < 2:
         return ()
-    if one.peers is None:
-        best = np.nanmin(typical) if one.group.test.is_time else np.nanmax(typical)
+    if peers is None:
+        best = np.nanmin(typical) if comparison.group.test.is_time else np.nanmax(typical)
         return (PeerValue(value=float(best), count=count, is_best=True),)
-    among = one.peers.is_reference & ~np.isnan(typical)
-    fastest = int(among.sum()) if one.peers.is_divided else 0
-    middle = float(np.median(typical[among]))
+    is_used = peers.is_reference & ~np.isnan(typical)
+    fastest = int(is_used.sum()) if peers.is_divided else 0
+    middle = float(np.median(typical[is_used]))
     return (PeerValue(value=middle, count=count, fastest=fastest),)
 
 
 def _with_problem(judged: Judgement, plain: Judgement, group: Group, column: int) -> Judgement:
     """Return the judgement of a subject with a problem or no value.
 
-    Bad where it had a fault, or failed in all passes while others did not; suspect where it failed
-    in some, and where another one may be the wrong one; untested where it has no value for another
-    reason. Only more evidence where another subject made some passes fail, and where it failed in
-    some and is slow in the others. judged: by its values. plain: healthy. column: of the subject.
+    Args:
+        judged: by the values of the subject.
+        plain: healthy, to be changed.
+        group: the group of the subject.
+        column: of the subject.
     """
     problems = group.problems.get(column, ())
-    own = [one for one in problems if one.effect != "not read"]
+    own_problems = _own_problems(problems)
     reason = Reason(kind=ReasonKind.NOT_READ)
     if problems:
-        reason = Reason(kind=ReasonKind.PROBLEMS, problems=tuple(own or problems))
-    effects = {one.effect for one in own}
+        reason = Reason(kind=ReasonKind.PROBLEMS, problems=tuple(own_problems or problems))
+    effects = {problem.effect for problem in own_problems}
     if effects == {"failed"} and plain.value is not None:
-        # It ran in the other passes: that happens to good devices too.
+        # Good devices too fail now and then, so a subject that ran in other passes is not bad.
         reason = replace(reason, value=group.failed_passes[column], limit=group.pass_count)
         if judged.verdict.is_suspect_or_bad:
             return replace(judged, evidence=(*judged.evidence, reason))
         return replace(plain, verdict=Verdict.SUSPECT, reason=reason)
-    culprits = sum(
-        any(one.effect != "not read" for one in found) for found in group.problems.values()
-    )
+    culprits = sum(bool(_own_problems(of_subject)) for of_subject in group.problems.values())
     action = None
     if "fault" in effects:
         verdict, action = Verdict.BAD, Action.REPLACE
     elif "disputed" in effects:
         verdict, action = Verdict.SUSPECT, Action.WATCH
-    elif own and culprits < len(group.subjects):
+    elif own_problems and culprits < len(group.subjects):
         verdict = Verdict.BAD
-    elif plain.value is not None and not own:
-        # Another subject made a pass fail; the other passes say enough.
+    elif plain.value is not None and not own_problems:
+        # Another subject made some passes fail; the other passes judge this subject.
         return replace(judged, evidence=(*judged.evidence, reason))
     else:
         verdict = Verdict.UNTESTED
@@ -339,30 +333,35 @@ def _with_problem(judged: Judgement, plain: Judgement, group: Group, column: int
     return replace(plain, verdict=verdict, reason=reason, action=action)
 
 
+def _own_problems(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems that no other subject or program causes."""
+    return [problem for problem in problems if problem.effect != "not read"]
+
+
 def _against_elsewhere(
     plain: Judgement, group: Group, column: int, elsewhere: Elsewhere
 ) -> Judgement:
-    """Return the judgement of a subject with fewer than four peers.
-
-    It is compared with its own earlier checks and with its model elsewhere: bad or suspect where it
-    is slower, unknown where there is neither these nor a peer. column: of the subject.
-    """
+    """Return the judgement of a subject by its earlier checks and by its model elsewhere."""
     value, test = plain.value or 0.0, group.test
     ranges = [elsewhere.of_subject(plain.subject, test), elsewhere.of_model(group)]
-    known = [found for found in ranges if found]
-    for found in known:
-        if ratio := excess(found, value, test):
-            measured = group.values[:, column].tolist()
-            slow = [one for one in measured if np.isfinite(one) and excess(found, one, test)]
+    usual_ranges = [usual for usual in ranges if usual]
+    for usual in usual_ranges:
+        if ratio := excess(usual, value, test):
+            of_passes = group.values[:, column]
+            slow = [
+                figure
+                for figure in of_passes[np.isfinite(of_passes)].tolist()
+                if excess(usual, figure, test)
+            ]
             return replace(
                 plain,
                 verdict=Verdict.BAD if ratio > test.bad_ratio else Verdict.SUSPECT,
                 failed_passes=len(slow),
-                expected=(found,),
+                expected=(usual,),
                 reason=Reason(kind=ReasonKind.SLOWER_THAN_USUAL, value=ratio),
                 ratio=ratio,
             )
-    if expected := (*plain.expected, *known[:1]):
+    if expected := (*plain.expected, *usual_ranges[:1]):
         return replace(plain, expected=expected)
     reason = Reason(
         kind=ReasonKind.NOTHING_KNOWN,
@@ -374,34 +373,35 @@ def _against_elsewhere(
     return replace(plain, verdict=Verdict.UNKNOWN, reason=reason)
 
 
-def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Judgement | None:
+def _all_slow(comparison: _Comparison, elsewhere: Elsewhere) -> Judgement | None:
     """Return the judgement that all subjects of a group are slower than their model elsewhere.
 
-    None where they are not, for a single subject, and where nothing is known of the model. Subjects
-    that are slow beside the others do not count.
+    None if they are not, if nothing is known of the model, and for a single subject.
     """
-    group, test = one.group, one.group.test
-    sound = group.typical[~np.isnan(group.typical) & ~one.is_slow]
-    found = elsewhere.of_model(group)
-    if len(group.subjects) < 2 or found is None or not len(sound):
+    group, test = comparison.group, comparison.group.test
+    # A subject that is slower than its peers has its own judgement.
+    sound = group.typical[~np.isnan(group.typical) & ~comparison.is_slow]
+    usual = elsewhere.of_model(group)
+    if len(group.subjects) < 2 or usual is None or not len(sound):
         return None
     best = float(sound.min() if test.is_time else sound.max())
     middle = float(np.median(sound))
-    ratio = excess(found, best if one.peers is None else middle, test)
+    ratio = excess(usual, best if comparison.peers is None else middle, test)
     if ratio is None:
         return None
     noun = "pairs of " if test.subjects == "pair" else ""
+    uuids = chain.from_iterable(subject.uuids for subject in group.subjects)
     return Judgement(
         test=test,
         subject=Subject(
             kind="cluster",
-            uuids=tuple(dict.fromkeys(uuid for one in group.subjects for uuid in one.uuids)),
+            uuids=tuple(dict.fromkeys(uuids)),
             name=f"{words.both_or_all(len(group.subjects))} {noun}{group.model}",
             model=group.model,
         ),
         passes=group.values.shape[0],
         value=middle,
-        expected=(found,),
+        expected=(usual,),
         ratio=ratio,
         verdict=Verdict.SUSPECT,
         reason=Reason(kind=ReasonKind.ALL_SLOW, value=ratio),
@@ -410,25 +410,29 @@ def _all_slow(one: _Comparison, elsewhere: Elsewhere) -> Judgement | None:
 
 
 def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> Iterator[Judgement]:
-    """Yield one finding if other programs used the devices in half of the points or more.
+    """Yield a judgement if other programs used the devices in at least half of the points.
 
-    Comparing devices shows only a neighbour that slows one of them by more than the noise.
+    They may slow all devices alike, which comparing devices does not show.
     """
-    points = {(one.point_id, one.pass_number): one for one in readings if one.point_id is not None}
-    disturbed = [one for one in points.values() if one.other_programs]
+    # One reading of each point, because all readings of a point name the same programs.
+    points = {}
+    for reading in readings:
+        if reading.point_id is not None:
+            points[reading.point_id, reading.pass_number] = reading
+    disturbed = [reading for reading in points.values() if reading.other_programs]
     if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(points):
         return
     kind = CommandKind.SHOW_ALL_CPU_LOAD
     if devices[0].kind == "cuda":
         kind = CommandKind.SHOW_ALL_GPU_PROCESSES
     show = Command(kind=kind, hosts=_hosts(devices))
-    texts = dict.fromkeys(text for one in disturbed for text in one.other_programs)
+    texts = dict.fromkeys(chain.from_iterable(reading.other_programs for reading in disturbed))
     beside = Circumstances(readings=disturbed, known=devices_by_uuid(devices))
     programs = beside.programs_on(devices)
     evidence = Reason(
         kind=ReasonKind.PROGRAMS, names=tuple(texts)[:_MOST_PROGRAMS], programs=programs
     )
-    cause = causes.of_programs(programs)
+    diagnosis = causes.of_programs(programs)
     yield Judgement(
         test=HealthTest(
             name=OTHER_PROGRAMS_TEST,
@@ -443,13 +447,13 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
             name=words.devices_name(len(devices), devices[0].kind),
             model="",
         ),
-        passes=max(one.pass_number for one in disturbed),
+        passes=max(reading.pass_number for reading in disturbed),
         value=100 * len(disturbed) / len(points),
         verdict=Verdict.SUSPECT,
         reason=Reason(kind=ReasonKind.OTHER_PROGRAMS, value=len(disturbed), limit=len(points)),
         evidence=(evidence,),
         action=Action.WAIT,
-        commands=cause.commands if cause else (show,),
+        commands=diagnosis.commands if diagnosis else (show,),
     )
 
 
@@ -458,164 +462,170 @@ def _hosts(devices: Sequence[Device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.host for device in devices))
 
 
-def _explain_pairs(findings: Sequence[Judgement], known: Mapping[str, Device]) -> list[Judgement]:
-    """Return the findings in order, and new ones about devices, nodes and paths that slow pairs.
-
-    The finding of a slow pair gets the name of its culprit, which is one at most; without one its
-    reason says whether the path or one of the two is to blame. known: devices as of
-    `devices_by_uuid`.
-    """
+def _explain_pairs(judged: Sequence[Judgement], known: Mapping[str, Device]) -> list[Judgement]:
+    """Blame a culprit, or the path, for each slow pair; append a judgement of each culprit."""
     node_of = {uuid: device.node_id for uuid, device in known.items()}
     itself = {uuid: uuid for uuid in known}
     names = {device.node_id: device.host for device in known.values()}
-    names |= {one.uuids[0]: one.name for one in device_subjects(list(known.values()))}
-    alone = [one for one in findings if one.stage == "alone" and len(one.subject.uuids) == 1]
-    ill_alone = {one.subject.uuids[0] for one in alone if one.verdict.is_unhealthy}
+    names |= {device.uuids[0]: device.name for device in device_subjects(list(known.values()))}
+    unhealthy_alone = set()
     by_test: dict[str, list[Judgement]] = {}
-    for one in findings:
-        if one.subject.kind == "pair":
-            by_test.setdefault(one.test.name, []).append(one)
+    for judgement in judged:
+        subject = judgement.subject
+        is_alone = judgement.stage == "alone" and len(subject.uuids) == 1
+        if is_alone and judgement.verdict.is_unhealthy:
+            unhealthy_alone.add(subject.uuids[0])
+        if subject.kind == "pair":
+            by_test.setdefault(judgement.test.name, []).append(judgement)
     explained: dict[tuple[str, Subject], Judgement] = {}
-    causes: list[Judgement] = []
+    culprits: list[Judgement] = []
     for test, pairs in by_test.items():
-        healthy = [one for one in pairs if one.verdict is Verdict.HEALTHY]
-        fast_with = _partners(_edge(one, itself) for one in healthy)
+        healthy = [pair for pair in pairs if pair.verdict is Verdict.HEALTHY]
+        fast_with = _partners(_edge(pair, itself) for pair in healthy)
         for pair in filter(_is_slow, pairs):
-            two = set(pair.subject.uuids)
+            both = set(pair.subject.uuids)
             blame: Blame = "path or end"
             evidence = pair.evidence
-            if all(fast_with.get(uuid, set()) - two for uuid in two):
+            if all(fast_with.get(uuid, set()) - both for uuid in both):
                 blame = "path"
                 evidence = (*evidence, Reason(kind=ReasonKind.FAST_WITH_OTHERS))
-            elif two & ill_alone:
+            elif both & unhealthy_alone:
                 evidence = (*evidence, Reason(kind=ReasonKind.ONE_ILL_ALONE))
             reason = pair.reason and replace(pair.reason, blame=blame)
             explained[test, pair.subject] = replace(pair, reason=reason, evidence=evidence)
-        between = [one for one in pairs if len(_edge(one, node_of)) == 2]
-        within = [one for one in pairs if len(_edge(one, node_of)) == 1]
+        between = [pair for pair in pairs if len(_edge(pair, node_of)) == 2]
+        within = [pair for pair in pairs if len(_edge(pair, node_of)) == 1]
+        # Nodes come first, so that a device is blamed only for pairs that no node explains.
         with_culprit: set[Subject] = set()
-        for own, ends in ((between, node_of), (between, itself), (within, itself)):
-            left = [one for one in own if one.subject not in with_culprit]
-            for slow, cause in _causes(left, ends, names):
-                causes.append(cause)
-                for one in slow:
-                    with_culprit.add(one.subject)
-                    explained[test, one.subject] = replace(one, culprit=cause.subject)
-    return [*(explained.get((one.test.name, one.subject), one) for one in findings), *causes]
+        for candidates, ends in ((between, node_of), (between, itself), (within, itself)):
+            unexplained = [pair for pair in candidates if pair.subject not in with_culprit]
+            for slow, culprit in _culprits(unexplained, ends, names):
+                culprits.append(culprit)
+                for pair in slow:
+                    with_culprit.add(pair.subject)
+                    explained[test, pair.subject] = replace(pair, culprit=culprit.subject)
+    with_blame = [explained.get((pair.test.name, pair.subject), pair) for pair in judged]
+    return with_blame + culprits
 
 
 def _edge(pair: Judgement, ends: Mapping[str, str]) -> _Edge:
-    """Return what `ends` has for the two devices of a pair: their nodes, or the devices."""
+    """Return the ends of a pair: its two devices, or their nodes if `ends` maps uuids to nodes."""
     return frozenset(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
 
 
-def _is_slow(finding: Judgement) -> bool:
-    """Return whether a figure is too slow: not where it only failed, or came out wrong."""
-    return finding.verdict.is_suspect_or_bad and finding.ratio is not None
+def _is_slow(judgement: Judgement) -> bool:
+    """Return whether a figure is too slow; False for failures and wrong results."""
+    return judgement.verdict.is_suspect_or_bad and judgement.ratio is not None
 
 
-def _causes(
+def _culprits(
     pairs: Sequence[Judgement], ends: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[tuple[Sequence[Judgement], Judgement]]:
-    """Yield the nodes, paths between nodes or devices that explain slow pairs, the worst end first.
+    """Yield (slow pairs, judgement of the node, path or device that slows them), the worst first.
 
-    Each as (the slow pairs that it explains, the finding about it with the worst verdict of these,
-    and the medians of their values and ratios). ends: by the uuid of a device the id of its node,
-    or the uuid itself. names: for people, of nodes and devices.
+    Args:
+        pairs: of one test.
+        ends: uuid of a device -> id of its node, or the uuid itself.
+        names: node id or uuid -> name for people.
     """
     is_device = all(uuid == end for uuid, end in ends.items())
     by_edge: dict[_Edge, list[Judgement]] = {}
-    for one in pairs:
-        if one.value is not None:
-            by_edge.setdefault(_edge(one, ends), []).append(one)
-    # Two devices are slow where one direction is, two nodes where most of their pairs are.
-    slow_edges = {
-        edge: slow
-        for edge, own in by_edge.items()
-        if (slow := list(filter(_is_slow, own))) and (is_device or 2 * len(slow) > len(own))
-    }
+    for pair in pairs:
+        if pair.value is not None:
+            by_edge.setdefault(_edge(pair, ends), []).append(pair)
+    # Two devices are slow if one direction is slow; two nodes are slow if most of their pairs are.
+    slow_edges: dict[_Edge, list[Judgement]] = {}
+    for edge, of_edge in by_edge.items():
+        slow = list(filter(_is_slow, of_edge))
+        if slow and (is_device or 2 * len(slow) > len(of_edge)):
+            slow_edges[edge] = slow
     kind: SubjectKind = "device" if is_device else "node"
-    found: list[tuple[list[Judgement], Subject, Reason, tuple[Reason, ...]]] = []
-    ends_of_path: dict[Subject, tuple[str, ...]] = {}
-    culprits = _culprits(slow_edges, by_edge.keys() - slow_edges)
-    for end, partners in culprits.items():
-        slow = [one for one in pairs if end in _edge(one, ends) and _is_slow(one)]
+    slow_ends = _slow_ends(slow_edges, by_edge.keys() - slow_edges)
+    for end, partners in slow_ends.items():
+        slow = [pair for pair in pairs if end in _edge(pair, ends) and _is_slow(pair)]
         uuids = tuple(uuid for uuid, owner in ends.items() if owner == end)
         subject = replace(slow[0].subject, kind=kind, uuids=uuids, name=names.get(end, end))
         reason = Reason(kind=ReasonKind.SLOW_WITH_PARTNERS, value=len(partners), subject=kind)
-        good = tuple(sorted(names.get(one, one) for one in partners))
-        found.append((slow, subject, reason, (Reason(kind=ReasonKind.PARTNERS, names=good),)))
+        partner_names = tuple(sorted(names.get(partner, partner) for partner in partners))
+        evidence = (Reason(kind=ReasonKind.PARTNERS, names=partner_names),)
+        culprit = _summary(slow)
+        yield slow, replace(culprit, subject=subject, reason=reason, evidence=evidence)
     for edge, slow in slow_edges.items():
-        own = by_edge[edge]
-        # The path between two nodes, by several pairs of devices.
-        if is_device or edge & culprits.keys() or len({_edge(one, {}) for one in own}) < 2:
+        of_edge = by_edge[edge]
+        device_pairs = {_edge(pair, {}) for pair in of_edge}
+        # A single pair of devices says nothing of the path between its nodes.
+        if is_device or edge & slow_ends.keys() or len(device_pairs) < 2:
             continue
         name = words.path_name(*sorted(names.get(node, node) for node in edge))
         subject = replace(slow[0].subject, uuids=(), name=name)
-        ends_of_path[subject] = slow[0].subject.uuids
-        reason = Reason(kind=ReasonKind.SLOW_PATH, value=len(slow), limit=len(own))
-        found.append((slow, subject, reason, ()))
-    for slow, subject, reason, evidence in found:
-        cause = replace(
-            min(slow, key=lambda one: list(Verdict).index(one.verdict)),
-            subject=subject,
-            value=median(one.value or 0.0 for one in slow),
-            ratio=median(one.ratio or 0.0 for one in slow),
-            reason=reason,
-            evidence=evidence,
-            ends=ends_of_path.get(subject, ()),
-        )
-        yield slow, cause
+        reason = Reason(kind=ReasonKind.SLOW_PATH, value=len(slow), limit=len(of_edge))
+        path = replace(_summary(slow), ends=slow[0].subject.uuids)
+        yield slow, replace(path, subject=subject, reason=reason, evidence=())
 
 
-def _culprits(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
-    """Return the ends that are slow with two partners or more that are fast with others.
+def _summary(slow: Sequence[Judgement]) -> Judgement:
+    """Return the worst judgement, with the medians of all values and ratios."""
+    return replace(
+        min(slow, key=lambda pair: list(Verdict).index(pair.verdict)),
+        value=median(pair.value or 0.0 for pair in slow),
+        ratio=median(pair.ratio or 0.0 for pair in slow),
+    )
 
-    By each such end its partners, the worst end first. An end must have more of these partners than
-    partners that it is fast with; a partner that is itself returned does not count against others.
+
+def _slow_ends(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[str]]:
+    """Return culprit -> good partners with which it is slow, the worst culprit first.
+
+    A partner is good if it is fast with another end. A culprit has more good partners than partners
+    with which it is fast. Each culprit is removed before the next one is found.
     """
     slow_with, fast_with = _partners(slow), _partners(fast)
-    found: dict[str, set[str]] = {}
+    culprits: dict[str, set[str]] = {}
     while True:
-        good = {
-            name: {one for one in partners if fast_with.get(one, set()) - {name}}
-            for name, partners in slow_with.items()
-        }
-        name = max(good, key=lambda one: (len(good[one]), one), default="")
-        partners = good.get(name, set())
-        if len(partners) < max(_LEAST_PARTNERS, len(fast_with.get(name, ())) + 1):
-            return found
-        found[name] = partners
-        del slow_with[name]
+        good_partners = {}
+        for end, partners in slow_with.items():
+            is_good = {partner for partner in partners if fast_with.get(partner, set()) - {end}}
+            good_partners[end] = is_good
+        worst = max(good_partners, key=lambda end: (len(good_partners[end]), end), default="")
+        partners = good_partners.get(worst, set())
+        if len(partners) < max(_LEAST_PARTNERS, len(fast_with.get(worst, ())) + 1):
+            return culprits
+        culprits[worst] = partners
+        del slow_with[worst]
         for others in slow_with.values():
-            others.discard(name)
+            others.discard(worst)
 
 
 def _partners(edges: Iterable[_Edge]) -> dict[str, set[str]]:
-    """Return the partners of each end; an edge from an end to itself counts for nothing."""
-    found: dict[str, set[str]] = {}
-    for first, second in (edge for edge in edges if len(edge) == 2):
-        found.setdefault(first, set()).add(second)
-        found.setdefault(second, set()).add(first)
-    return found
+    """Return the partners of each end; self-edges are ignored."""
+    partners: dict[str, set[str]] = {}
+    for edge in edges:
+        if len(edge) == 2:
+            first, second = edge
+            partners.setdefault(first, set()).add(second)
+            partners.setdefault(second, set()).add(first)
+    return partners
 
 
-def _explain_waiting(findings: Sequence[Judgement], groups: Sequence[Group]) -> list[Judgement]:
-    """Return the findings, with each rank that those of its model wait for in each pass a suspect.
+def _explain_waiting(judged: Sequence[Judgement], groups: Sequence[Group]) -> list[Judgement]:
+    """Make late ranks suspects, and the latest rank the culprit of the waits of other ranks.
 
-    The others' findings of that test name the latest such rank as their culprit. A model is left
-    out if it has one rank, or a pass does not tell how long each rank waits.
+    A rank is late if the other ranks of its model wait for it in each pass.
     """
-    judged = {one.subject: one for one in findings if one.test.name == WAIT_TEST}
+    by_subject = {wait.subject: wait for wait in judged if wait.test.name == WAIT_TEST}
     changed: dict[Subject, Judgement] = {}
-    steps_of = {tuple(one.subjects): one for one in groups if one.test.name == COMPUTE_TEST}
-    for waits in (group for group in groups if group.test.name == WAIT_TEST):
+    steps_of = {tuple(group.subjects): group for group in groups if group.test.name == COMPUTE_TEST}
+    for waits in groups:
+        if waits.test.name != WAIT_TEST:
+            continue
         steps, count = steps_of.get(tuple(waits.subjects)), len(waits.subjects)
+        # The shapes differ if a pass has no wait times.
         if steps is None or count < 2 or waits.values.shape != steps.values.shape:
             continue
-        # The median wait of the others less the rank's own [passes, ranks], and steps [passes].
         others = [np.delete(waits.values, rank, axis=1) for rank in range(count)]
-        waited_ms = np.stack([np.median(one, axis=1) for one in others], axis=1) - waits.values
+        median_waits_ms = np.stack([np.median(waits_ms, axis=1) for waits_ms in others], axis=1)
+        # How long the other ranks wait for each rank, [passes, ranks].
+        waited_ms = median_waits_ms - waits.values
+        # [passes]
         step_ms = np.median(waits.values + steps.values, axis=1)
         least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
         late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0)).tolist()
@@ -625,17 +635,18 @@ def _explain_waiting(findings: Sequence[Judgement], groups: Sequence[Group]) -> 
         latest = waits.subjects[max(late, key=lambda rank: typical_ms[rank])]
         for rank, subject in enumerate(waits.subjects):
             evidence = Reason(kind=ReasonKind.WAITS, value=float(waits.typical[rank]))
-            changed[subject] = replace(judged[subject], culprit=latest, evidence=(evidence,))
+            changed[subject] = replace(by_subject[subject], culprit=latest, evidence=(evidence,))
         for rank in late:
             subject = waits.subjects[rank]
-            own = {one.stage for one in findings if one.subject == subject and _is_slow(one)}
+            of_rank = [judgement for judgement in judged if judgement.subject == subject]
+            slow_stages = {judgement.stage for judgement in of_rank if _is_slow(judgement)}
             kind = ReasonKind.CPU_OR_DATA
-            if "alone" in own:
+            if "alone" in slow_stages:
                 kind = ReasonKind.SLOW_ALONE
-            elif {"host-links", "pairs"} & own:
+            elif {"host-links", "pairs"} & slow_stages:
                 kind = ReasonKind.SLOW_LINK
             changed[subject] = replace(
-                judged[subject],
+                by_subject[subject],
                 verdict=Verdict.SUSPECT,
                 reason=Reason(
                     kind=ReasonKind.LATE,
@@ -644,51 +655,46 @@ def _explain_waiting(findings: Sequence[Judgement], groups: Sequence[Group]) -> 
                 ),
                 evidence=(Reason(kind=kind),),
             )
-    return [
-        changed.get(one.subject, one) if one.test.name == WAIT_TEST else one for one in findings
-    ]
+    return [changed.get(old.subject, old) if old.test.name == WAIT_TEST else old for old in judged]
 
 
-def _with_action(finding: Judgement, beside: Circumstances, references: References) -> Judgement:
-    """Return the judgement with its cause, an action and commands.
-
-    Unchanged where it is healthy or unknown, has a culprit, or has commands already.
-    """
-    if not finding.verdict.is_unhealthy or finding.culprit or finding.commands:
-        return finding
+def _with_action(judgement: Judgement, beside: Circumstances, references: References) -> Judgement:
+    """Return an unhealthy judgement with its cause, an action and commands."""
+    if not judgement.verdict.is_unhealthy or judgement.culprit or judgement.commands:
+        return judgement
     known = beside.known
-    uuids = finding.subject.uuids or finding.ends
+    uuids = judgement.subject.uuids or judgement.ends
     devices = [known[uuid] for uuid in uuids if uuid in known]
-    cause = _cause(finding, devices, beside, references)
-    evidence = (*finding.evidence, *cause.evidence) if cause else finding.evidence
-    if cause and cause.action:
-        action, commands = cause.action, cause.commands
+    diagnosis = _diagnose(judgement, devices, beside, references)
+    evidence = (*judgement.evidence, *diagnosis.evidence) if diagnosis else judgement.evidence
+    if diagnosis and diagnosis.action:
+        action, commands = diagnosis.action, diagnosis.commands
     else:
-        action, proposed = _advise(finding, devices)
+        action, proposed = _advise(judgement, devices)
         commands = tuple(proposed)
-    return replace(finding, evidence=evidence, action=action, commands=commands)
+    return replace(judgement, evidence=evidence, action=action, commands=commands)
 
 
-def _cause(
-    finding: Judgement, devices: Sequence[Device], beside: Circumstances, references: References
-) -> Cause | None:
-    """Return what made the subject slow, or kept it from its test; None if that is unknown."""
-    kind, test = finding.subject.kind, finding.test
-    problems = {one.kind for one in finding.reason.problems} if finding.reason else set()
+def _diagnose(
+    judgement: Judgement, devices: Sequence[Device], beside: Circumstances, references: References
+) -> Diagnosis | None:
+    """Return what made the subject slow, or kept it from its test; None if unknown."""
+    kind, test, reason = judgement.subject.kind, judgement.test, judgement.reason
+    problems = {problem.kind for problem in reason.problems} if reason else set()
     if ProblemKind.NO_ROOM in problems:
         return causes.of_programs(beside.programs_on(devices))
-    if not _is_slow(finding) or test.name == WAIT_TEST or not devices:
+    if not _is_slow(judgement) or test.name == WAIT_TEST or not devices:
         return None
     if kind == "device":
-        return causes.of_device(test, finding.subject.uuids[0], beside)
+        return causes.of_device(test, judgement.subject.uuids[0], beside)
     if kind == "pair":
-        return causes.of_link(test, finding.subject.uuids or finding.ends, beside)
-    if kind == "node" and finding.reason and finding.reason.kind is ReasonKind.SLOW_WITH_PARTNERS:
+        return causes.of_link(test, judgement.subject.uuids or judgement.ends, beside)
+    if kind == "node" and reason and reason.kind is ReasonKind.SLOW_WITH_PARTNERS:
         return causes.of_network(devices)
     if kind != "cluster":
         return None
-    is_reference = any(getattr(one, "source", "") == "reference" for one in finding.expected)
-    drivers = references.drivers(finding.subject.model) if is_reference else ()
+    sources = {getattr(expected, "source", "") for expected in judgement.expected}
+    drivers = references.drivers(judgement.subject.model) if "reference" in sources else ()
     return causes.of_all(test, devices, _slowing_variables(test, devices), drivers, beside)
 
 
@@ -702,22 +708,19 @@ def _slowing_variables(test: HealthTest, devices: Sequence[Device]) -> tuple[str
     return tuple(name for name in slowing if name in are_set)
 
 
-def _advise(finding: Judgement, devices: Sequence[Device]) -> _Advice:
-    """Return the action for a finding of which no cause is known, and commands to type.
-
-    devices: of its subject, as far as they are known.
-    """
-    kind, stage, test = finding.subject.kind, finding.stage, finding.test
+def _advise(judgement: Judgement, devices: Sequence[Device]) -> _Advice:
+    """Return the action for an unhealthy subject without a known cause, and commands to type."""
+    kind, stage, test = judgement.subject.kind, judgement.stage, judgement.test
     action = test.action or Action.WATCH
-    is_watched = finding.verdict is Verdict.UNTESTED or test.name == WAIT_TEST
+    is_watched = judgement.verdict is Verdict.UNTESTED or test.name == WAIT_TEST
     if stage == "facts" or is_watched or not devices:
         return action, _commands(action, devices)
     hosts = (devices[0].host,)
     names = _slowing_variables(test, devices)
-    if kind in ("node", "cluster") and names and _is_slow(finding):
+    if kind in ("node", "cluster") and names and _is_slow(judgement):
         return Action.SETTING, [Command(kind=CommandKind.UNSET, names=names)]
     if kind == "cluster":
-        # What all devices share.
+        # Show what all devices share.
         if stage == "host-links":
             return action, [Command(kind=CommandKind.SHOW_HOST_TOPOLOGY, hosts=hosts)]
         return action, [Command(kind=CommandKind.CHECK_ENVIRONMENT)]
@@ -725,21 +728,21 @@ def _advise(finding: Judgement, devices: Sequence[Device]) -> _Advice:
         if len({device.node_id for device in devices}) == 1 and devices[0].kind == "cuda":
             return action, [Command(kind=CommandKind.SHOW_NVLINKS, hosts=hosts)]
         return action, [Command(kind=CommandKind.SHOW_NETWORK, hosts=_hosts(devices))]
-    if _is_slow(finding) or (finding.value is None and not finding.action):
-        return _about_slow(finding, devices[0])
-    # Wrong results, of it or of another one; or some passes failed.
-    if finding.action is Action.WATCH:
-        return finding.action, [_BURN_IN]
-    action = finding.action or Action.WATCH
+    if _is_slow(judgement) or (judgement.value is None and not judgement.action):
+        return _advise_for_slow(judgement, devices[0])
+    # Results were wrong or disputed, or some passes failed.
+    if judgement.action is Action.WATCH:
+        return judgement.action, [_BURN_IN]
+    action = judgement.action or Action.WATCH
     return action, _commands(action, devices)
 
 
-def _about_slow(finding: Judgement, device: Device) -> _Advice:
-    """Return action and commands for a slow device of which no cause is known."""
-    hosts, is_bad = (device.host,), finding.verdict is Verdict.BAD
+def _advise_for_slow(judgement: Judgement, device: Device) -> _Advice:
+    """Return action and commands for a device that is slow, or failed, without a known cause."""
+    hosts, is_bad = (device.host,), judgement.verdict is Verdict.BAD
     if device.kind == "cpu":
         return Action.WATCH, [Command(kind=CommandKind.SHOW_CPU_LOAD, hosts=hosts)]
-    if finding.stage == "host-links":
+    if judgement.stage == "host-links":
         show = Command(kind=CommandKind.SHOW_HOST_LINK, uuid=device.uuid, hosts=hosts)
         return Action.RESET if is_bad else Action.WATCH, [show]
     if device.other_processes:
@@ -751,13 +754,10 @@ def _about_slow(finding: Judgement, device: Device) -> _Advice:
 
 
 def _commands(action: Action, devices: Sequence[Device]) -> list[Command]:
-    """Return the commands that reset the devices, or keep jobs off their nodes (REPLACE).
-
-    For another action the command that shows the first device.
-    """
+    """Return commands that reset devices, keep jobs off their nodes, or show the first device."""
     if action is Action.RESET:
         kind = CommandKind.RESET_GPU
-        return [Command(kind=kind, uuid=one.uuid, hosts=(one.host,)) for one in devices]
+        return [Command(kind=kind, uuid=device.uuid, hosts=(device.host,)) for device in devices]
     if action is Action.REPLACE:
         kinds = (CommandKind.DRAIN_SLURM, CommandKind.CORDON)
         return [Command(kind=kind, hosts=(host,)) for host in _hosts(devices) for kind in kinds]

@@ -184,7 +184,7 @@ class Reason:
     programs: tuple[OtherProgram, ...] = ()
     problems: tuple[Problem, ...] = ()
     model: str = ""
-    # Name of a `Placement` in references; empty for a device.
+    # Name of a `SubjectPlacement` in references; empty for a device.
     placement: str = ""
     subject: SubjectKind = "device"
     # Only for a slow pair.

@@ -15,7 +15,7 @@ from typing import Any
 
 from raybench.api.progress import ConsoleListener
 from raybench.cli.shared import make_console
-from raybench.health.check import examine
+from raybench.health.check import CheckSettings, examine
 from raybench.health.suite import Fleet, Probe, probes, title
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST
 from raybench.sweep.run_state import RunTarget
@@ -70,7 +70,8 @@ def main(output: Path, stages: list[str]) -> None:
         shared=True,
     )
     listener = ConsoleListener(make_console(), title)
-    found = examine(where, listener, stages, ("test",), make_probes=make_probes)
+    settings = CheckSettings(stages=stages, make_probes=make_probes)
+    found = examine(where, listener, settings, ("test",))
     told = {
         "devices": [asdict(one) for one in found.devices],
         "findings": [asdict(one) for one in found.findings],

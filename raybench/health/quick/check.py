@@ -54,7 +54,7 @@ from raybench.version import __version__
 
 if TYPE_CHECKING:
     from raybench.analysis.references import References
-    from raybench.health.quick.decision import Decision, Evidence, Trouble
+    from raybench.health.quick.decision import NodeDecision, QuickEvidence, Trouble
     from raybench.health.quick.selection import QuickTest
     from raybench.health.readings import Reading
     from raybench.health.verdicts import Judgement
@@ -538,12 +538,12 @@ class _Check:
                 uses[slot.name] = _device_use(seen, slot.child.process_id)
         return uses
 
-    def _decide(self, **found: Any) -> Decision:
-        from raybench.health.quick.decision import Evidence, decide
+    def _decide(self, **found: Any) -> NodeDecision:
+        from raybench.health.quick.decision import QuickEvidence, decide
 
         resolved = {slot.name for slot in self._alive() if slot.has_restarted}
         troubles = [replace(one, is_resolved=one.device in resolved) for one in self.troubles]
-        evidence: Evidence = Evidence(
+        evidence: QuickEvidence = QuickEvidence(
             host=self.host,
             kind=self.kind,
             devices=tuple(slot.name for slot in self.slots),
@@ -563,7 +563,7 @@ class _Check:
         count = max(Counter(self._models()).values())
         return detection_limit("quick", self.kind, count, has_references)
 
-    def _report(self, decision: Decision, *, has_references: bool = False) -> NodeReport:
+    def _report(self, decision: NodeDecision, *, has_references: bool = False) -> NodeReport:
         detection = None
         if self._models() and not decision.untested:
             detection = self._detection(has_references=has_references)

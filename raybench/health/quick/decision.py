@@ -90,7 +90,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class QuickEvidence:
     """All that a quick check has found."""
 
     host: str
@@ -115,7 +115,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class NodeDecision:
     """The state of the node, and what supports it."""
 
     state: NodeState
@@ -130,7 +130,7 @@ def is_doubtful(judgement: Judgement) -> bool:
     return is_test and judgement.verdict in (Verdict.BAD, Verdict.SUSPECT)
 
 
-def decide(evidence: Evidence) -> Decision:
+def decide(evidence: QuickEvidence) -> NodeDecision:
     """Return the state of the node with its reasons."""
     settled = [_excuse(one, evidence) for one in settle(evidence.first, evidence.second)]
     repeated = {(one.test.name, one.subject) for one in evidence.second if is_doubtful(one)}
@@ -154,7 +154,7 @@ def decide(evidence: Evidence) -> Decision:
         state = NodeState.SUSPECT
     else:
         state = NodeState.UNTESTED if untested else NodeState.HEALTHY
-    return Decision(
+    return NodeDecision(
         state=state,
         drain=tuple(dict.fromkeys(drain)),
         untested=untested,
@@ -198,7 +198,7 @@ def _at_most_suspect(judgement: Judgement) -> Judgement:
     return replace(judgement, verdict=Verdict.SUSPECT) if is_bad else judgement
 
 
-def _excuse(judgement: Judgement, evidence: Evidence) -> Judgement:
+def _excuse(judgement: Judgement, evidence: QuickEvidence) -> Judgement:
     """Return a judgement that blames other programs where they may have slowed the subject."""
     subject = judgement.subject
     if judgement.ratio is None or judgement.verdict not in (Verdict.BAD, Verdict.SUSPECT):
@@ -218,7 +218,7 @@ def _excuse(judgement: Judgement, evidence: Evidence) -> Judgement:
     )
 
 
-def programs_beside(device: str, evidence: Evidence) -> Iterator[OtherProgram]:
+def programs_beside(device: str, evidence: QuickEvidence) -> Iterator[OtherProgram]:
     """Yield the other programs that may have slowed a device."""
     use = evidence.uses.get(device)
     if use is not None and use.is_used:
@@ -247,7 +247,7 @@ def _is_of_hardware(judgement: Judgement) -> bool:
     return not xids or any(not HARDWARE_XIDS.isdisjoint(problem.numbers) for problem in xids)
 
 
-def _stuck_devices(evidence: Evidence) -> Iterator[DrainReason]:
+def _stuck_devices(evidence: QuickEvidence) -> Iterator[DrainReason]:
     for trouble in evidence.troubles:
         is_stuck = trouble.kind(evidence.kind) is TroubleKind.STUCK
         if is_stuck and _is_own_fault(trouble, evidence):
@@ -255,7 +255,7 @@ def _stuck_devices(evidence: Evidence) -> Iterator[DrainReason]:
 
 
 def _failures(
-    settled: Iterable[Judgement], repeated: Iterable[tuple[str, object]], evidence: Evidence
+    settled: Iterable[Judgement], repeated: Iterable[tuple[str, object]], evidence: QuickEvidence
 ) -> Iterator[DrainReason]:
     """Yield what failed twice: tests, and processes of devices."""
     twice = set(repeated)
@@ -293,7 +293,7 @@ _UNTESTED_BY: Mapping[TroubleKind, UntestedKind] = {
 }
 
 
-def _is_own_fault(trouble: Trouble, evidence: Evidence) -> bool:
+def _is_own_fault(trouble: Trouble, evidence: QuickEvidence) -> bool:
     """Return whether a process failed where those of other devices succeeded."""
     faults = (TroubleKind.CRASHED, TroubleKind.NO_START, TroubleKind.STUCK)
     is_of_device = trouble.have_others_answered and trouble.phase != IMPORT
@@ -303,7 +303,7 @@ def _is_own_fault(trouble: Trouble, evidence: Evidence) -> bool:
     return not any(True for _ in programs_beside(trouble.device, evidence))
 
 
-def _untested(settled: Sequence[Judgement], evidence: Evidence) -> Iterator[UntestedReason]:
+def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator[UntestedReason]:
     """Yield why the node was not tested, or not in full."""
     if evidence.untested is not None:
         yield evidence.untested
@@ -371,7 +371,7 @@ _OTHERS = replace(_PROCESS, name=OTHER_PROGRAMS_TEST)
 _THROTTLING = replace(_PROCESS, name="throttling")
 
 
-def _trouble_findings(evidence: Evidence) -> Iterator[Finding]:
+def _trouble_findings(evidence: QuickEvidence) -> Iterator[Finding]:
     """Yield a finding for each process that gave no answer."""
     for trouble in evidence.troubles:
         kind = trouble.kind(evidence.kind)
@@ -385,7 +385,7 @@ def _trouble_findings(evidence: Evidence) -> Iterator[Finding]:
         yield replace(found, action=Action.RESET) if verdict is Verdict.BAD else found
 
 
-def _environment_findings(evidence: Evidence) -> Iterator[Finding]:
+def _environment_findings(evidence: QuickEvidence) -> Iterator[Finding]:
     """Yield what may have slowed the tests."""
     load = evidence.load
     if load is not None and load.cores >= _LEAST_CORES:
@@ -402,7 +402,7 @@ def _environment_findings(evidence: Evidence) -> Iterator[Finding]:
 
 def _note(
     test: HealthTest,
-    evidence: Evidence,
+    evidence: QuickEvidence,
     device: str,
     reason: str,
     verdict: Verdict = Verdict.NOTE,

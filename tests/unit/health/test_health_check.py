@@ -7,8 +7,7 @@ import fakes
 from fakes import ChangingCluster
 
 from raybench.cluster import Cluster
-from raybench.health.check import Examiner, examine, health_job
-from raybench.health.suite import probes
+from raybench.health.check import CheckSettings, Examiner, examine, health_job
 from raybench.health.verdicts import Judgement, judge
 from raybench.job.point import Point
 from raybench.records.devices import Stage, Verdict
@@ -26,7 +25,7 @@ def run_check(
     cluster: Cluster, count: int, stages: tuple[Stage, ...] = STAGES
 ) -> tuple[Examiner, list[Record]]:
     job = health_job()
-    examiner = Examiner(lambda fleet: probes(fleet, stages), stages, job.measure)
+    examiner = Examiner(CheckSettings(stages=stages), job.measure)
     cluster.start(count, "pack")
     settings = SweepSettings(measure=job.measure, strategy="pack", stop_on_error=False)
     records = []
@@ -113,5 +112,6 @@ def test_a_burn_in_begins_anew_without_a_lost_device_which_is_told_after_an_inte
         return replace(start.run, status=RunStatus.INTERRUPTED)
 
     monkeypatch.setattr("raybench.health.check.run_sweep", run_sweep)
-    found = examine(Mock(output=tmp_path), Mock(), ("burn-in",), (), burn_in_s=600.0)
+    settings = CheckSettings(stages=("burn-in",), burn_in_s=600.0)
+    found = examine(Mock(output=tmp_path), Mock(), settings, ())
     assert [device.index for device in found.healthy_devices] == [0, 1]

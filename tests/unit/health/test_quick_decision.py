@@ -7,7 +7,7 @@ import pytest
 
 from raybench.hangs.processes import ProcessFacts
 from raybench.health.quick.children import Death, Silence
-from raybench.health.quick.decision import IMPORT, START, Evidence, Trouble, decide
+from raybench.health.quick.decision import IMPORT, START, QuickEvidence, Trouble, decide
 from raybench.health.quick.messages import NotStarted
 from raybench.health.suite import HealthTest
 from raybench.health.suite import test_named as row_named
@@ -64,7 +64,7 @@ def trouble(cause, phase=GEMM.name, others=True, **fields):
 
 def decided(first=(), second=(), kind="cuda", **found):
     good = () if found.get("untested") else (healthy(gpu=0), healthy(BITS, gpu=0))
-    evidence = Evidence(
+    evidence = QuickEvidence(
         host="alpha", kind=kind, devices=NAMES, first=(*good, *first), second=second, **found
     )
     return decide(evidence)
@@ -241,7 +241,7 @@ def test_some_load_is_only_noted():
 
 def test_devices_without_comparison_are_untested():
     unknown = replace(healthy(gpu=0), verdict=Verdict.UNKNOWN)
-    evidence = Evidence(host="alpha", kind="cuda", devices=NAMES[:1], first=(unknown,))
+    evidence = QuickEvidence(host="alpha", kind="cuda", devices=NAMES[:1], first=(unknown,))
     assert states_and_reasons(decide(evidence)) == (
         NodeState.UNTESTED,
         [],
@@ -256,7 +256,7 @@ def test_skipped_tests_leave_the_node_untested():
 
 def test_a_broken_driver_leaves_the_node_untested():
     reason = UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail="NVML fails")
-    decision = decide(Evidence(host="alpha", kind="cuda", devices=(), untested=reason))
+    decision = decide(QuickEvidence(host="alpha", kind="cuda", devices=(), untested=reason))
     assert (decision.state, decision.untested) == (NodeState.UNTESTED, (reason,))
 
 
