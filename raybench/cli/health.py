@@ -1,4 +1,4 @@
-"""`raybench health`: is a cluster fit to be measured, and what of it is bad."""
+"""`raybench health`: is a cluster fit to be measured, and which devices, links or nodes are bad."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def health_command(
         code = finish([report], outputs, usual_code, is_json=as_json)
         write_node_report(report, as_json=as_json)
         ctx.exit(code)
-    # Here, so that neither --help nor the Tab key waits for them.
+    # Import here, so that neither --help nor the Tab key waits for these modules.
     from raybench.api.progress import ConsoleListener
     from raybench.api.stored_runs import load_health
     from raybench.health.check import CheckSettings, examine
@@ -174,7 +174,7 @@ def health_command(
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
     where = make_target(given)
     if set(stages) == {ENVIRONMENT} and not where.wait_s:
-        # Another sweep that has the devices is a fact to report, and seconds disturb it little.
+        # Report another sweep on the devices, and do not fail: a few seconds disturb it little.
         where = replace(where, shared=True)
     # A check takes minutes: fail before it begins.
     check_outlives_job(where.output)

@@ -48,12 +48,13 @@ _CODES: Mapping[ExitCodes | None, Mapping[NodeState, int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOutputs:
-    """What a check leaves behind for schedulers and monitors; None: nothing."""
+    """What a check writes for schedulers and monitors."""
 
-    # Of `HOST.json`.
+    # Folder of `HOST.json`.
     report_folder: Path | None = None
-    # For the textfile collector of node_exporter.
+    # File for the textfile collector of node_exporter.
     textfile: Path | None = None
+    # None: the usual exit codes.
     exit_codes: ExitCodes | None = None
 
     @property
@@ -163,9 +164,8 @@ def finish(
 ) -> int:
     """Write the files that `outputs` asks for, and return the exit code of the check.
 
-    Call it before the result is printed: Nagios reads the first line of stdout. What cannot be
-    written is said on stderr; the exit code is then that of ResultsError, unless a scheduler
-    reads it.
+    Call it before the result is printed: Nagios reads the first line of stdout. A file that cannot
+    be written is reported on stderr, and by the exit code, unless a scheduler reads the exit code.
 
     Args:
         reports: of all nodes that were checked.
@@ -189,20 +189,20 @@ def finish(
 
 
 def exit_code(reports: Sequence[NodeReport], codes: ExitCodes | None) -> int:
-    """Return the exit code of the worst node; without nodes nothing was tested."""
+    """Return the exit code of the worst node; without nodes, the exit code of an untested node."""
     states = {report.state for report in reports} or {NodeState.UNTESTED}
     return _CODES[codes][min(states, key=list(NodeState).index)]
 
 
 def code_after_error(words: Sequence[str], code: int) -> int:
-    """Return the exit code of a command that ended with an error; `code` is the usual one.
+    """Return the exit code of a command that ended with an error.
 
     Slurm drains a node for each exit code but 0. A mistake in the command, a broken installation
     and a bug are no fault of the node.
 
     Args:
         words: the words after `raybench`.
-        code: the exit code of the error.
+        code: the usual exit code of the error.
     """
     codes = _asked_codes(words)
     if codes is None:
@@ -231,7 +231,7 @@ def _asked_codes(words: Sequence[str]) -> ExitCodes | None:
 
 
 def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
-    """Write all files, and return whether that succeeded; say on stderr what failed."""
+    """Write all files; report failures on stderr, and return whether there were none."""
     if not outputs.has_files:
         return True
     from raybench.health.node_files import write_node_report
@@ -247,12 +247,12 @@ def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
                 _say(str(error))
                 are_written = False
     if outputs.textfile is not None:
-        here = _short(socket.gethostname())
-        own = [report for report in reports if _short(report.host) == here]
-        if not own:
+        this_host = _short(socket.gethostname())
+        of_this_host = [report for report in reports if _short(report.host) == this_host]
+        if not of_this_host:
             _say(words.not_this_host([report.host for report in reports]))
         try:
-            for report in own:
+            for report in of_this_host:
                 write_metrics(outputs.textfile, report)
         except ResultsError as error:
             _say(str(error))
@@ -266,10 +266,8 @@ def _short(host: str) -> str:
 
 
 def _check_writable(outputs: NodeOutputs) -> None:
-    """Create the folders of the files, so that an error shows before the check.
-
-    A scheduler wants the verdict also if a disk is full: then errors are said after the check.
-    """
+    """Create the folders of the files, so that an error shows before the check."""
+    # A scheduler needs the verdict even if a disk is full, so `finish` reports such errors.
     if outputs.exit_codes is not None:
         return
     folders = [outputs.report_folder, outputs.textfile and outputs.textfile.parent]
@@ -306,8 +304,8 @@ def _collect(folder: Path, expected: str, max_age_s: float, kind: str) -> int:
 
     hosts = read_hosts(expected)
     stored = read_node_reports(folder)
-    for one in stored.unreadable:
-        _say(f"{one.path}: no report of a node: {one.reason}")
+    for unreadable in stored.unreadable:
+        _say(f"{unreadable.path}: no report of a node: {unreadable.reason}")
     collection = collect_nodes(stored, hosts, datetime.now(UTC), max_age_s)
     write_lists(folder, collection)
     write_document(CollectionReport(folder=folder, collection=collection), kind)

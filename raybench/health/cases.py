@@ -1,8 +1,4 @@
-"""The cases of a health check: each subject with unhealthy findings, with all of these.
-
-A device that fails in many tests is one case. A finding that another subject is to blame for
-belongs to the case of that subject.
-"""
+"""The cases of a health check: each unhealthy subject with all its findings."""
 
 from __future__ import annotations
 
@@ -19,46 +15,47 @@ _SEVERITY = {verdict: place for place, verdict in enumerate(Verdict)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A subject that is not healthy. findings: the unhealthy ones about it, the worst first.
-
-    further: `TEST (1.60x the time), ...` of the findings but the worst, four of them at most.
-    evidence: of each stage, that of the worst finding that has some. victims: names of subjects
-    that are slow because of it. action: the gravest of the findings; None where none has one.
-    commands: those of that action. Texts without content are empty.
-    """
+    """An unhealthy subject."""
 
     subject: Subject
+    # Unhealthy findings, the worst first.
     findings: Sequence[Finding]
+    # `TEST (1.60x the time), ...` of the other findings; "" for a single finding.
     further: str
+    # Of the worst finding of each stage.
     evidence: str
+    # Names of subjects that are slow because of this subject.
     victims: Sequence[str]
+    # The gravest action of the findings, and its commands.
     action: Action | None
     commands: Sequence[str]
 
     @property
     def verdict(self) -> Verdict:
-        """Return the worst verdict of the findings: bad, else untested, else suspect."""
+        """The worst verdict of the findings."""
         return self.findings[0].verdict
 
     @property
     def reason(self) -> str:
-        """Return the reason of the worst finding."""
+        """The reason of the worst finding."""
         return words.reason_with_value(self.findings[0])
 
     @property
     def action_words(self) -> str:
-        """Return what to do about the subject, in words; empty without an action."""
+        """What to do about the subject, in words; empty without an action."""
         return words.action(self.action)
 
 
 def cases_of(findings: Iterable[Finding]) -> list[Case]:
-    """Return a case for each subject with a bad, untested or suspect finding, the worst first.
+    """Return a case for each unhealthy subject, the worst first.
 
-    A finding with a culprit makes no case: its subject is a victim in the culprit's case, if there
-    is one. Both directions of a pair are one case, and so are findings of the cluster on one model.
-    findings: of one check, as `judge` orders them.
+    The subject of a finding with a culprit is a victim in the case of the culprit. Both directions
+    of a pair are one case, and so are all findings of the cluster on one model.
+
+    Args:
+        findings: of one check, as `judge` orders them.
     """
-    own: dict[tuple[str, object], list[Finding]] = {}
+    by_subject: dict[tuple[str, object], list[Finding]] = {}
     victims: dict[str, list[str]] = {}
     for finding in findings:
         subject = finding.subject
@@ -68,35 +65,41 @@ def cases_of(findings: Iterable[Finding]) -> list[Case]:
             name: object = subject.model if subject.kind == "cluster" else subject.name
             if subject.kind == "pair" and subject.uuids:
                 name = frozenset(subject.uuids)
-            own.setdefault((subject.kind, name), []).append(finding)
-    cases = [_case(found, victims) for found in own.values()]
+            by_subject.setdefault((subject.kind, name), []).append(finding)
+    cases = [_case(of_subject, victims) for of_subject in by_subject.values()]
     return sorted(cases, key=lambda case: _SEVERITY[case.verdict])
 
 
-def _case(found: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case:
-    """Return the case of the unhealthy findings about one subject, in the order of the tests.
+def _case(findings: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case:
+    """Return the case of all unhealthy findings about one subject.
 
-    victims: name of a subject -> names of those that are slow because of it.
+    Args:
+        findings: in the order of the tests.
+        victims: name of a culprit -> names of the subjects that are slow because of it.
     """
-    is_pair = found[0].subject.kind == "pair"
-    # Of findings that are about as slow the last one: the largest size says most.
-    found = found if is_pair else found[::-1]
-    found = sorted(found, key=lambda one: (_SEVERITY[one.verdict], -round(one.ratio or 0, 1)))
-    subject, further = found[0].subject, []
-    for one in found[1:]:
-        is_reverse = is_pair and one.subject.uuids == subject.uuids[::-1]
-        further.append(words.further(one, is_reverse=is_reverse))
-    # Other findings of a stage repeat its evidence.
-    stages = {one.stage: one.evidence for one in reversed(found) if one.evidence}
-    evidence = [stages[one.stage] for one in found if one.stage in stages]
-    asked = {one.action for one in found}
-    action = next((action for action in Action if action in asked), None)
-    commands = [one.command.splitlines() for one in found if one.action is action]
+    is_pair = findings[0].subject.kind == "pair"
+    # Among findings with equal ratios the last comes first, because the largest size says most.
+    latest_first = findings if is_pair else findings[::-1]
+    worst_first = sorted(
+        latest_first,
+        key=lambda finding: (_SEVERITY[finding.verdict], -round(finding.ratio or 0, 1)),
+    )
+    subject, further = worst_first[0].subject, []
+    for finding in worst_first[1:]:
+        is_reverse = is_pair and finding.subject.uuids == subject.uuids[::-1]
+        further.append(words.further(finding, is_reverse=is_reverse))
+    # Once for each stage, because the findings of a stage have similar evidence.
+    evidence: dict[str, str] = {}
+    for finding in worst_first:
+        evidence[finding.stage] = evidence.get(finding.stage) or finding.evidence
+    actions = {finding.action for finding in worst_first}
+    action = next((action for action in Action if action in actions), None)
+    commands = [one.command.splitlines() for one in worst_first if one.action is action]
     return Case(
         subject=subject,
-        findings=found,
+        findings=worst_first,
         further=some(further),
-        evidence="; ".join(dict.fromkeys(evidence)),
+        evidence="; ".join(dict.fromkeys(filter(None, evidence.values()))),
         victims=list(dict.fromkeys(victims.get(subject.name, ()))),
         action=action,
         commands=list(dict.fromkeys(chain(*commands))),

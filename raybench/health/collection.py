@@ -33,7 +33,7 @@ class SilentNode:
 
     host: str
     kind: SilenceKind
-    # Of its report; negative if the report is from the future.
+    # Age of the report; negative if the report is from the future.
     age_s: float = 0.0
 
 

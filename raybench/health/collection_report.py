@@ -21,7 +21,7 @@ from raybench.report.documents import (
 from raybench.report.formatting import counted, some
 from raybench.report.words import nodes as words
 
-# Of each list.
+# The table shows this number of nodes of each list.
 _MOST_ROWS = 20
 _TONES: Mapping[int, Tone] = {0: "good", 1: "alarm", 3: "advice"}
 _Row = tuple[str, str, str]
@@ -41,10 +41,11 @@ class CollectionReport(Document):
         tone = _TONES[self.collection.exit_code]
         yield Line(text=words.collected(lists, suspect), tone=tone)
         rows: list[_Row] = []
-        for own in self._rows():
-            rows += own[:_MOST_ROWS]
-            if len(own) > _MOST_ROWS:
-                rows.append((f"and {len(own) - _MOST_ROWS} more", own[0][1], ""))
+        for of_list in self._rows():
+            rows += of_list[:_MOST_ROWS]
+            if len(of_list) > _MOST_ROWS:
+                _, result, _ = of_list[0]
+                rows.append((f"and {len(of_list) - _MOST_ROWS} more", result, ""))
         if rows:
             columns = (
                 ShownColumn(title="node", is_text=True, min_chars=SETTING_CHARS),

@@ -1,7 +1,6 @@
 """The stage `environment`: whether the devices, nodes and software are fit to be measured. Pure.
 
-An unknown fact is no fault. What is bad spoils measurements; a note may disturb them, and no device
-is at fault.
+An unknown fact is no fault. A bad fact spoils measurements; a fact with a note may disturb them.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ _Texts = Mapping[str, Sequence[str | None]]
 
 
 def judge_environment(facts: EnvironmentFacts) -> list[Judgement]:
-    """Return the judgements that need no work of the devices.
-
-    Facts of GPUs are left out on CPU workers. A variable has a judgement of its own if its value
-    costs time; on CPU workers also if only GPUs would use it.
-    """
+    """Return the judgements that need no work of the devices; facts of GPUs only on GPUs."""
     judged = [*_counts(facts), _versions(facts), _libraries(facts), _variables(facts)]
     for rule in RULES:
         if facts.is_cuda or not rule.is_of_gpus:

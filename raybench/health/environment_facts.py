@@ -23,9 +23,9 @@ class EnvironmentFacts:
     devices: tuple[Device, ...]
     # Number of devices of the cluster without a worker.
     missing: int = 0
-    # That share the devices, in words.
+    # Other sweeps on the same devices, in words.
     other_sweeps: tuple[str, ...] = ()
-    # Of the devices; empty if they were not read.
+    # State of each device; empty if the devices were not read.
     states: tuple[DeviceFacts, ...] = ()
 
     @property
@@ -88,7 +88,7 @@ class Fault:
 
     reason: Reason
     command: Command | None = None
-    # Or bad: measurements are spoilt.
+    # NOTE if the fact may disturb measurements, BAD if it spoils them.
     verdict: Verdict = Verdict.NOTE
 
 

@@ -29,8 +29,9 @@ def environment_listing(findings: Sequence[Finding]) -> Listing:
     verdicts: dict[str, set[Verdict]] = {}
     for finding in findings:
         verdicts.setdefault(finding.test, set()).add(finding.verdict)
-    unknown = sum(own == {Verdict.UNKNOWN} for own in verdicts.values())
-    fine = sum(own <= {Verdict.HEALTHY, Verdict.UNKNOWN} for own in verdicts.values()) - unknown
+    unknown = sum(of_test == {Verdict.UNKNOWN} for of_test in verdicts.values())
+    not_wrong = {Verdict.HEALTHY, Verdict.UNKNOWN}
+    fine = sum(of_test <= not_wrong for of_test in verdicts.values()) - unknown
     transports = dict.fromkeys(
         finding.evidence
         for finding in findings
@@ -41,10 +42,10 @@ def environment_listing(findings: Sequence[Finding]) -> Listing:
     for finding in noted(findings):
         notes.setdefault((finding.test, finding.reason), []).append(finding)
     lines = []
-    for (test, reason), own in list(notes.items())[:_MOST_NOTES]:
-        names = [one.subject.name for one in own if one.subject.kind != "cluster"]
+    for (test, reason), alike in list(notes.items())[:_MOST_NOTES]:
+        names = [finding.subject.name for finding in alike if finding.subject.kind != "cluster"]
         lines.append(("note", words.note(test, names, reason)))
-        commands = list(dict.fromkeys(one.command for one in own if one.command))
+        commands = [finding.command for finding in alike if finding.command]
         if commands:
             lines.append(("type", commands[0]))
     if len(notes) > _MOST_NOTES:
@@ -58,13 +59,13 @@ def environment_table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         by_test.setdefault(finding.test, []).append(finding)
     rows = []
-    for test, own in by_test.items():
+    for test, of_test in by_test.items():
         outliers: dict[Verdict, list[str]] = {}
-        for finding in own:
+        for finding in of_test:
             if finding.verdict not in (Verdict.HEALTHY, Verdict.UNKNOWN):
                 outliers.setdefault(finding.verdict, []).append(finding.subject.name)
         texts = [f"{verdict}: {some(names)}" for verdict, names in outliers.items()]
-        rows.append((test, words.fact_values(own), "; ".join(texts)))
+        rows.append((test, words.fact_values(of_test), "; ".join(texts)))
     return Table(
         columns=(
             ShownColumn(title="fact", is_text=True, min_chars=SETTING_CHARS),

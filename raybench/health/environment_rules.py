@@ -42,6 +42,7 @@ class _Place:
     device: Device
     # All devices of the node, or the device alone.
     devices: tuple[Device, ...]
+    # None if the host was not read.
     host: HostFacts | None
 
 
@@ -73,11 +74,12 @@ class Rule:
     most: float | _Figure | None = None
     # The largest figure of the places of the same model is `least`.
     is_like_others: bool = False
+    # What the reason of a fault says.
     condition: Condition
     command: CommandKind
-    # Names in the reason.
+    # Names for the words of the reason.
     names: Callable[[_Place], tuple[str, ...]] = _no_names
-    # Evidence.
+    # Facts for the report.
     shows: Callable[[_Place], list[FactValue]] = _no_facts
     # A fault of such a place is bad, not a note.
     is_grave: Callable[[_Place], bool] = lambda _: False
@@ -323,14 +325,14 @@ def apply_rule(rule: Rule, facts: EnvironmentFacts) -> Iterator[Judgement]:
     for place in places:
         value = rule.value(place)
         least = largest[place.device.name] if rule.is_like_others else _bound(rule.least, place)
-        most, found, limit = _bound(rule.most, place), None, None
+        most, violation, limit = _bound(rule.most, place), None, None
         if value is not None and least is not None and value < least - rule.tolerance:
             limit = least
         elif value is not None and most is not None and value > most:
             limit = most
         if limit is not None:
             device = place.device
-            found = fault(
+            violation = fault(
                 rule.condition,
                 Command(kind=rule.command, hosts=(device.host,), uuid=device.uuid, value=limit),
                 value=value,
@@ -338,7 +340,7 @@ def apply_rule(rule: Rule, facts: EnvironmentFacts) -> Iterator[Judgement]:
                 names=rule.names(place),
                 verdict=Verdict.BAD if rule.is_grave(place) else Verdict.NOTE,
             )
-        yield judge_fact(test, place.subject, value, found, rule.shows(place))
+        yield judge_fact(test, place.subject, value, violation, rule.shows(place))
 
 
 def _bound(bound: float | _Figure | None, place: _Place) -> float | None:

@@ -46,7 +46,8 @@ def metrics_text(report: NodeReport) -> str:
     for family in _families(report):
         if family.samples:
             lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} gauge"]
-            lines += [f"{family.name}{_labels(one)} {_number(one.value)}" for one in family.samples]
+            for sample in family.samples:
+                lines.append(f"{family.name}{_labels(sample)} {_number(sample.value)}")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -95,13 +96,15 @@ def _families(report: NodeReport) -> Iterator[_Family]:
 def _device_verdicts(report: NodeReport) -> Iterator[_Sample]:
     """Yield a sample of each device and verdict."""
     for device in report.devices:
-        own = [one for one in report.findings if one.subject.name == device and not one.culprit]
+        of_device = [finding for finding in report.findings if finding.subject.name == device]
+        findings = [finding for finding in of_device if not finding.culprit]
         # A note is no verdict on a device.
-        verdicts = {one.verdict for one in own} - {Verdict.NOTE}
+        verdicts = {finding.verdict for finding in findings} - {Verdict.NOTE}
         worst = min(verdicts or {Verdict.UNKNOWN}, key=_ORDER.index)
         if worst is Verdict.UNKNOWN and Verdict.HEALTHY in verdicts:
             worst = Verdict.HEALTHY
-        uuid = next((one.subject.uuids[0] for one in own if one.subject.uuids), "")
+        uuids = (finding.subject.uuids[0] for finding in findings if finding.subject.uuids)
+        uuid = next(uuids, "")
         for verdict in Verdict:
             if verdict is not Verdict.NOTE:
                 labels = {"device": device, "uuid": uuid, "verdict": verdict.value}

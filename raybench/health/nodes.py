@@ -1,7 +1,7 @@
 """Which nodes of a check may run jobs: a report for each node. Pure.
 
-Only two things drain a node: a test that one of its devices failed in two passes or more, and an
-error that the driver reports. Whatever may come from software, settings or other programs does not.
+A node is drained only for a test that a device failed in two passes or more, and for an error that
+the driver reports. Faults that software, settings or other programs may cause do not drain a node.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from raybench.stats.outliers import FEW_FLOORS, FEW_SHARE
 from raybench.version import __version__
 
 _LEAST_FAILED_PASSES = 2
-# A device drains its node only if it is slower than healthy devices by these, whichever is more: a
-# quarter above the limits for few devices. benchmarks/simulations/detection.py counts what is left.
+# A slow device drains its node only if it is slower than its peers by this share, and by this
+# number of floors: a quarter above the limits for few devices. benchmarks/simulations/detection.py
+# counts the healthy nodes that would still be drained.
 _DRAIN_SHARE, _DRAIN_FLOORS = 1.25 * FEW_SHARE, 1.25 * FEW_FLOORS
-# Errors of the device that the driver counts or reports. Earlier Xids are not among them: they stay
-# in the kernel's log after a repair. Fewer PCIe lanes are a state and no error.
+# Errors of the device that the driver counts or reports. Earlier Xids are left out, because they
+# stay in the kernel's log after a repair. Fewer PCIe lanes are a state and no error.
 _DRIVER_ERRORS = frozenset(
     {
         *(ProblemKind.MEMORY_ERRORS, ProblemKind.ROW_PENDING, ProblemKind.BAD_ROWS),
@@ -44,8 +45,8 @@ _DRIVER_ERRORS = frozenset(
 _OWN_FAULTS = frozenset(
     {ProblemKind.CHANGED_BITS, ProblemKind.MISPLACED_BITS, ProblemKind.WRONG_RESULT}
 )
-# Ends of a test that the device itself may cause. Running out of memory, or a worker that was
-# killed, has other causes.
+# Ends of a test that the device itself may cause. Running out of memory and killed workers have
+# other causes.
 _DEVICE_FAILURES = frozenset({Status.ERROR, Status.TIMEOUT})
 _SLOW = frozenset(
     {
@@ -86,9 +87,9 @@ def node_reports(
     reports = []
     for host, subjects in by_host.items():
         uuids = {subject.uuids[0] for subject in subjects}
-        own = [judgement for judgement in judgements if uuids & set(judgement.subject.uuids)]
+        of_node = [judgement for judgement in judgements if uuids & set(judgement.subject.uuids)]
         names = tuple(subject.name for subject in subjects)
-        reports.append(_node_report(host, names, own, course))
+        reports.append(_node_report(host, names, of_node, course))
     return tuple(reports)
 
 
@@ -129,12 +130,11 @@ def _node_report(
 
 def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterator[DrainReason]:
     """Yield why devices of a node, or its network, must not be used."""
-    # Tests that run with this software on another device of the node.
-    passed = [
-        (judgement.test.name, judgement.subject.name)
-        for judgement in judgements
-        if judgement.verdict is Verdict.HEALTHY and judgement.value is not None
-    ]
+    # Test -> subjects of the node that passed it, so that the software of the node is sound.
+    passed: dict[str, set[str]] = {}
+    for judgement in judgements:
+        if judgement.verdict is Verdict.HEALTHY and judgement.value is not None:
+            passed.setdefault(judgement.test.name, set()).add(judgement.subject.name)
     for judgement in judgements:
         subject, test = judgement.subject, judgement.test
         is_own = subject.kind in ("device", "node")
@@ -152,8 +152,8 @@ def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterato
                 is_fault &= _reason_kind(judgement) in _SLOW_NODE
             kind = DrainKind.FAILED_TWICE if is_fault else None
         elif subject.kind == "device":
-            does_work = any(name == test.name and one != subject.name for name, one in passed)
-            if _is_device_fault(_problems(judgement), does_work_beside=does_work):
+            others = passed.get(test.name, set()) - {subject.name}
+            if _is_device_fault(_problems(judgement), does_work_beside=bool(others)):
                 kind = DrainKind.FAILED_TWICE
         if kind:
             yield DrainReason(kind=kind, device=subject.name, test=test.name)
@@ -228,12 +228,11 @@ def _untested_reasons(
             detail = f"{judgement.test.name}: {judgement.finding.reason}"
             yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=detail)
         elif judgement.verdict is Verdict.UNTESTED and not _is_of_others(judgement, devices):
-            kinds = [
-                _UNTESTED_KINDS.get(problem.kind, UntestedKind.NO_RESULT)
-                for problem in _problems(judgement)
-            ]
+            kind = UntestedKind.NO_RESULT
+            if problems := _problems(judgement):
+                kind = _UNTESTED_KINDS.get(problems[0].kind, kind)
             detail = f"{judgement.subject.name}, {judgement.test.name}: {judgement.finding.reason}"
-            yield UntestedReason(kind=(*kinds, UntestedKind.NO_RESULT)[0], detail=detail)
+            yield UntestedReason(kind=kind, detail=detail)
     compared = {judgement.verdict for judgement in judgements} - {Verdict.UNKNOWN, Verdict.NOTE}
     if course.is_whole and not compared:
         kind = UntestedKind.NO_COMPARISON if judgements else UntestedKind.NO_RESULT

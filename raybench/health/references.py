@@ -1,8 +1,4 @@
-"""What a value of a health check should be: by references of the model, and by earlier checks.
-
-Earlier checks are read from the table `health`. References also grade each device and node, and the
-sound values of a check can be exported as references.
-"""
+"""What a value of a health check should be: by references of the model, and by earlier checks."""
 
 from __future__ import annotations
 
@@ -30,13 +26,12 @@ from raybench.report.words.references import within_words
 from raybench.results import reader
 from raybench.results.columns import from_row
 
-# Devices differ from day to day, and from machine to machine, by more than beside each other: by
-# this share, or by so many floors of the test. What a link to the host carries is up to the host:
-# two H200s copied both ways at 78 GB/s, and six minutes later on the same host at 91 and 96. Too
-# slow is there only what would be bad among similar ones.
+# Healthy devices differ by this share, or by this number of floors of the test, from day to day and
+# from machine to machine; that is more than in one check. Copies between host and device differ
+# most: two H200s copied both ways at 78 GB/s, and six minutes later at 91 and 96.
 _USUAL_SHARE, _USUAL_FLOORS = 0.1, 5
-# Tests with such a floor share their device with whatever else the host does, as CPU workers do: a
-# busy hour makes all of them slow, memory by 6 times on two cores with loads of 6 to 15.
+# Tests with such a floor run on cores that other programs share. In a busy hour all of them are
+# slow: memory was slower by 6 times on two cores with loads of 6 to 15.
 _SHARED_FLOOR, _SHARED_RATIO = 0.1, 10.0
 LEAST_PAST_CHECKS = 3
 _ALMOST_ZERO = 1e-300
@@ -46,25 +41,25 @@ _STAGES = ("alone", "host-links", "pairs", "together")
 
 
 def read_findings(root: Path, run_id: str | None = None) -> list[tuple[str, Finding]]:
-    """Return (run_id, finding) of one check, or for None or "" of all, sorted by run_id.
+    """Return (run_id, finding) of one check, or of all checks, sorted by run_id.
 
-    Empty without a check, and for a run that is none. run_id: as `find_run` takes it, of a run in
-    `root`. Of all checks a damaged one is left out, with a ResultsWarning. Raises ResultsError for
-    a damaged run, for a run_id that means no run or several (if `root` has checks), and for a value
-    that this version does not know.
+    Among all checks, a damaged check is left out with a ResultsWarning.
+
+    Args:
+        root: the folder of results.
+        run_id: as `find_run` takes it; None or "": all checks.
+
+    Raises:
+        ResultsError: the run is damaged or unknown, or a newer version has written it.
     """
     if not (root / "health").is_dir():
         return []
-    found = reader.read_table(root, "health", run_id).to_pylist()
-    return [(row["run_id"], from_row(Finding, row)) for row in found]
+    rows = reader.read_table(root, "health", run_id).to_pylist()
+    return [(row["run_id"], from_row(Finding, row)) for row in rows]
 
 
 def limit_elsewhere(test: HealthTest) -> float:
-    """Return the largest usual ratio of a time to that of another day or machine, above 1.
-
-    It is 10 for tests of what all programs of a host share (a floor of 0.1 or more), `bad_ratio`
-    for those of host-links, and else 1.1, or 1 + 5 * floor if that is more.
-    """
+    """Return the largest usual ratio of a time to the time on another day or machine."""
     if test.floor >= _SHARED_FLOOR:
         return _SHARED_RATIO
     if test.stage == "host-links":
@@ -72,69 +67,62 @@ def limit_elsewhere(test: HealthTest) -> float:
     return 1 + max(_USUAL_SHARE, _USUAL_FLOORS * test.floor)
 
 
-def excess(known: ValueRange, value: float, test: HealthTest) -> float | None:
-    """Return value / high of a time, low / value of a rate; None up to `limit_elsewhere`."""
-    ratio = value / known.high if test.is_time else known.low / max(value, _ALMOST_ZERO)
+def excess(usual: ValueRange, value: float, test: HealthTest) -> float | None:
+    """Return how many times the usual time a value takes; None within the limit of its test."""
+    ratio = value / usual.high if test.is_time else usual.low / max(value, _ALMOST_ZERO)
     return ratio if ratio > limit_elsewhere(test) else None
 
 
 class Elsewhere:
-    """Values of subjects in earlier checks, and of models by references or earlier checks.
-
-    past: findings of earlier checks with the ids of their runs; only healthy ones with a value
-    count.
-    """
+    """Usual values: of subjects by earlier checks, of models by references or earlier checks."""
 
     def __init__(self, past: Iterable[tuple[str, Finding]], references: References) -> None:
+        """Keep the healthy values of earlier checks; `past` has (run id, finding)."""
         self._references = references
-        # The values by run, of each test of a subject, and of a kind of subject of a model.
+        # Test of a subject, or of a model (`_model_key`) -> run id -> values.
         self._past: dict[object, dict[str, list[float]]] = {}
-        for run_id, one in past:
-            if one.verdict is Verdict.HEALTHY and one.value is not None:
-                of_model = one.subject.kind, one.subject.model, one.link, len(one.subject.uuids)
-                for key in ((one.test, one.subject.uuids), (one.test, *of_model)):
-                    self._past.setdefault(key, {}).setdefault(run_id, []).append(one.value)
+        for run_id, finding in past:
+            if finding.verdict is not Verdict.HEALTHY or finding.value is None:
+                continue
+            test, subject = finding.test, finding.subject
+            of_model = (subject.kind, subject.model, finding.link, len(subject.uuids))
+            for key in ((test, subject.uuids), (test, *of_model)):
+                self._past.setdefault(key, {}).setdefault(run_id, []).append(finding.value)
 
     def of_subject(self, subject: Subject, test: HealthTest) -> ValueRange | None:
-        """Return its median in earlier checks as low and high; None if under three have a value."""
+        """Return the usual value of a subject; None if fewer than three earlier checks have one."""
         return self._past_range((test.name, subject.uuids), "own checks")
 
     def of_model(self, group: Group) -> ValueRange | None:
-        """Return `observed` of the reference for the group's model, test, placement and link.
-
-        Of a drift it is 1 to 1. Without a reference low and high are the median of earlier checks
-        of these, on any number of nodes; None if under three have a value.
-        """
+        """Return the usual values of the group's model; None if nothing is known."""
         if group.test.unit == "x":
             return ValueRange(low=1.0, high=1.0, source="start")
         of = {"test": group.test.name, "where": str(group.placement)}
         quantity = Quantity(of=of, metric=_METRIC, unit=group.test.unit, fabric=str(group.link))
-        found = self._references.find(group.model, quantity)
-        if found is not None:
-            low, high = found.observed
-            return ValueRange(low=low, high=high, source="reference", provenance=found.provenance)
+        entry = self._references.find(group.model, quantity)
+        if entry is not None:
+            low, high = entry.observed
+            return ValueRange(low=low, high=high, source="reference", provenance=entry.provenance)
         return self._past_range(_model_key(group), "checks of model")
 
     def count_checks(self, group: Group) -> int:
-        """Return in how many earlier checks the group's model has a healthy value in this test."""
+        """Return the number of earlier checks with a healthy value of this test and model."""
         return len(self._past.get(_model_key(group), {}))
 
     def _past_range(
         self, key: object, source: Literal["own checks", "checks of model"]
     ) -> ValueRange | None:
-        """Return the median of earlier checks as a range; None where fewer than three have a value.
-
-        Not their extremes, because an earlier check may have had a bad day.
-        """
+        """Return the median of earlier checks as a range; None for fewer than three checks."""
         by_run = self._past.get(key, {})
         if len(by_run) < LEAST_PAST_CHECKS:
             return None
+        # Not the extremes, because an earlier check may have had a bad day.
         middle = median(chain(*by_run.values()))
         return ValueRange(low=middle, high=middle, source=source, checks=len(by_run))
 
 
 def _model_key(group: Group) -> object:
-    """Return the key of a test of this kind of subject and model in earlier checks."""
+    """Return the key of the group's test and model in `Elsewhere._past`."""
     subject = group.subjects[0]
     name = group.test.name
     return name, subject.kind, subject.model, str(group.link), len(subject.uuids)
@@ -143,12 +131,14 @@ def _model_key(group: Group) -> object:
 def grades(
     findings: Iterable[Finding], gpus: Mapping[str, Device], references: References, run_id: str
 ) -> dict[str, list[Standing]]:
-    """Return name -> how its values stand against references, in the order of the findings.
+    """Return name of a device or `node HOST` -> its values beside their references.
 
-    Names are those of devices, then `node HOST` of nodes with several devices: with the values of
-    its devices, pairs and groups. Tests are those of `measurements`, with any verdict. gpus: UUID
-    -> device of the check. run_id: of the check. Devices and nodes without a reference are left
-    out.
+    A node has the values of its devices, pairs and groups. Devices and nodes without a reference,
+    and nodes with a single device, are left out.
+
+    Args:
+        gpus: UUID -> device of the check.
+        run_id: of the check.
     """
     by_device: dict[str, list[Standing]] = {}
     by_node: dict[str, list[Standing]] = {}
@@ -160,33 +150,38 @@ def grades(
             if not others:
                 by_node.setdefault(f"node {host}", []).append(standing)
     counts = Counter(f"node {device.host}" for device in gpus.values())
-    return by_device | {node: own for node, own in by_node.items() if counts[node] > 1}
+    return by_device | {node: graded for node, graded in by_node.items() if counts[node] > 1}
 
 
 def grade_text(graded: Sequence[Standing]) -> str:
-    """Return in sentences how many values are in the range of their reference, and who is outside.
+    """Return how many values are in the range of their reference, and which tests are outside.
 
-    At most four tests are named, with their speed as a share of the reference. graded: of one name
-    in `grades`.
+    Args:
+        graded: a value of `grades`.
     """
-    outside = [f"{one.entry.of['test']} {one.share:.0%}" for one in graded if not one.is_within]
-    told = f"Outside: {some(outside)}." if outside else ""
-    return " ".join(filter(None, (within_words(graded, says_own=False), told)))
+    outside = []
+    for standing in graded:
+        if not standing.is_within:
+            outside.append(f"{standing.entry.of['test']} {standing.share:.0%}")
+    names = f"Outside: {some(outside)}." if outside else ""
+    return " ".join(filter(None, (within_words(graded, says_own=False), names)))
 
 
 def measurements(findings: Iterable[Finding], gpus: Mapping[str, Device]) -> list[MeasuredValue]:
-    """Return the values of healthy and unknown findings, from which references can be made.
+    """Return the values of healthy and unknown findings, of which references can be made.
 
-    Only of the stages alone, host-links, pairs and together, without tests of all at once, of same
-    bits, and of products up to 1024: these say little of a model. A value of 0 or None, and one
-    of devices that are not in `gpus` (UUID -> device of the check), is left out.
+    Args:
+        gpus: UUID -> device of the check; values of other devices are left out.
     """
-    sound = (one for one in findings if one.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN))
-    return [measured for one in sound for measured in _measured(one, gpus)]
+    measured: list[MeasuredValue] = []
+    for finding in findings:
+        if finding.verdict in (Verdict.HEALTHY, Verdict.UNKNOWN):
+            measured += _measured(finding, gpus)
+    return measured
 
 
 def _measured(finding: Finding, gpus: Mapping[str, Device]) -> Iterator[MeasuredValue]:
-    """Yield the value of a finding if it is typical of a model of GPU, else nothing."""
+    """Yield the value of a finding if the value is typical of its model of GPU."""
     subject, value = finding.subject, finding.value
     test = test_named(finding.test, "cuda")
     is_typical = finding.stage in _STAGES and (test is None or test.is_reference)

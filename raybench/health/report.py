@@ -608,9 +608,7 @@ def _junit_case(finding: Finding) -> JUnitCase:
         properties={name: value for name, value in properties.items() if value is not None},
         outcome=outcome,
         kind=finding.verdict.value,
-        message=f"because of {finding.culprit}"
-        if finding.culprit
-        else words.reason_with_value(finding),
+        message=words.blamed(finding) or words.reason_with_value(finding),
         text="\n".join(filter(None, (finding.evidence, finding.command))),
     )
 

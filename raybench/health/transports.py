@@ -1,7 +1,4 @@
-"""What the first all_reduce and the transport probe say: how data travels, and how fast. Pure.
-
-Both are points of the stage `environment`; see `SUITE` and `TransportProbe`.
-"""
+"""How data travels, and how fast, by the first all_reduce and the transport probe. Pure."""
 
 from __future__ import annotations
 
@@ -77,15 +74,16 @@ def judge_first_collective(facts: EnvironmentFacts, record: Record) -> Iterator[
         yield judge_fact(test, facts.cluster, None, found)
         return
     measured = record.measurements
+    # Set-up and first step of the slowest rank: the first all_reduce opens the connections.
     first_s = max(
-        (one.setup_s or 0.0) + sum(one.repetitions[0].warmup.step_ns[:1]) / NS_PER_S
-        for one in measured
+        (of_rank.setup_s or 0.0) + sum(of_rank.repetitions[0].warmup.step_ns[:1]) / NS_PER_S
+        for of_rank in measured
     )
     slow = fault(
         Condition.SLOW_CONNECTION, _choose_interface(facts), value=first_s, limit=_SLOW_START_S
     )
     yield judge_fact(test, facts.cluster, first_s, slow if first_s > _SLOW_START_S else None)
-    step_ns = max(statistics.median(one.step_ns) for one in measured)
+    step_ns = max(statistics.median(of_rank.step_ns) for of_rank in measured)
     bytes_on_bus = (measured[0].message_bytes or 0) * (measured[0].busbw_factor or 0.0)
     yield judge_fact(environment_test("all_reduce", "GB/s"), facts.cluster, bytes_on_bus / step_ns)
 
@@ -102,7 +100,7 @@ def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgem
     Args:
         record: of the transport probe on all devices.
     """
-    ranks = [_read_rank(one.output) for one in record.measurements]
+    ranks = [_read_rank(measured.output) for measured in record.measurements]
     test = environment_test(TRANSPORT_TEST)
     if not any(rank.log.routes or rank.peers for rank in ranks):
         messages = [record.error_message] if record.error_message else []
@@ -117,9 +115,10 @@ def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgem
     between: list[_RankRoute] = []
     for rank, transports in enumerate(ranks):
         for route in transports.log.routes:
-            start, end = (facts.devices[one].node_id for one in (route.sender, route.receiver))
-            own = within.setdefault(start, []) if start == end else between
-            own.append(_RankRoute(rank=rank, route=route))
+            start = facts.devices[route.sender].node_id
+            end = facts.devices[route.receiver].node_id
+            routes = within.setdefault(start, []) if start == end else between
+            routes.append(_RankRoute(rank=rank, route=route))
     for node_id, routes in within.items():
         yield _within_node(facts, facts.node(node_id), routes)
     nvls = {rank.log.has_nvls for rank in ranks} - {None}
@@ -178,8 +177,8 @@ def _interfaces(
         inner: names of interfaces that do not.
     """
     found = fault(Condition.INNER_INTERFACE, _choose_interface(facts), names=inner)
-    own = environment_test(test, "interfaces")
-    return judge_fact(own, facts.cluster, len(used), found if inner else None, used)
+    fact = environment_test(test, "interfaces")
+    return judge_fact(fact, facts.cluster, len(used), found if inner else None, used)
 
 
 def _ways(facts: EnvironmentFacts, routes: Sequence[_RankRoute]) -> list[FactValue]:

@@ -262,7 +262,7 @@ class Action(StrEnum):
     SUPPLY = "supply"
     COOL = "cool"
     SETTING = "setting"
-    # For the end of another program.
+    # Wait for the end of another program.
     WAIT = "wait"
     WATCH = "watch"
 
@@ -320,5 +320,5 @@ class Finding:
 
 
 def is_time(unit: str) -> bool:
-    """Return whether a smaller value is better, as for all units but rates ("/s")."""
+    """Return whether a smaller value is better; False for rates ("/s")."""
     return not unit.endswith("/s")

@@ -130,12 +130,12 @@ class ReasonKind(StrEnum):
     CONDITION = "condition"
     # The kinds below are evidence, not reasons. value: passes.
     IN_EACH_PASS = "in_each_pass"
-    # value: relative standard deviation of the other subjects.
+    # value: relative standard deviation of the peers.
     SPREAD = "spread"
     # value: slow subjects. limit: other subjects.
     ONE_OF_SLOW = "one_of_slow"
     NONE_STANDS_OUT = "none_stands_out"
-    # programs; names: the same in the words of points, for programs that nothing else is known of.
+    # programs. names: the same programs in words, if nothing else is known of them.
     PROGRAMS = "programs"
     # names: why NVML says that clocks were limited. value: first pass; 0: before any work.
     THROTTLED = "throttled"
@@ -198,10 +198,9 @@ class PeerValue:
     """The value of similar subjects in the same check."""
 
     value: float
-    # Subjects with a value.
+    # Number of subjects with a value.
     count: int
-    # If the subjects fall into two groups, the number of fastest subjects, whose median is `value`;
-    # otherwise 0.
+    # Size of the faster group, whose median is `value`, if the subjects fall into two groups; or 0.
     fastest: int = 0
     # Whether this is the best value, because few subjects are similar.
     is_best: bool = False
@@ -214,7 +213,7 @@ class ValueRange:
     low: float
     high: float
     source: Literal["start", "own checks", "checks of model", "reference"]
-    # Earlier checks.
+    # Number of earlier checks.
     checks: int = 0
     # Only for a reference.
     provenance: str = ""
@@ -257,7 +256,7 @@ class CommandKind(StrEnum):
     # names: of variables.
     UNSET = "unset"
     CHECK_ENVIRONMENT = "check_environment"
-    # They make a comparison.
+    # These commands give later checks something to compare with.
     CHECK_AGAIN = "check_again"
     EXPORT_REFERENCES = "export_references"
     BURN_IN = "burn_in"

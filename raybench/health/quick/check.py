@@ -20,6 +20,7 @@ from raybench.health.quick.children import (
     Answers,
     Child,
     Death,
+    Silence,
     ask,
     collect,
     end_all,
@@ -62,22 +63,22 @@ if TYPE_CHECKING:
 # Deadlines in seconds from the start of the check. A node that needs longer is not tested.
 _TESTS_END_S, _LAST_LOOK_END_S = 24.0, 26.0
 _STARTED_S: Mapping[DeviceKind, float] = {"cpu": 19.0, "cuda": 16.0}
-# A second run begins up to here, and a new process is started up to here.
+# Latest start of a second run, and of a new process.
 _SECOND_RUN_S, _RESTART_S = 21.0, 14.0
-# Limits of single requests: to the node's process, and to the devices' processes.
+# Limits of single requests to the node's process and to the devices' processes.
 _COUNT_S, _FIRST_LOOK_S, _LOOK_S, _STORE_S = 8.0, 5.0, 1.5, 1.0
-# A collective begins by connecting all devices, which takes seconds.
+# The limit of a collective is longer: connecting all devices takes seconds.
 _TEST_S, _TOGETHER_S = 6.0, 9.0
 # With less time a test is skipped.
 _LEAST_TEST_S = 2.0
-# CPU workers of a node: one per core, and so few that their imports take seconds.
+# With more CPU workers their imports take too long.
 _MOST_CPU_WORKERS = 4
-# Programs that use less of a core are not named.
+# Programs that use a smaller share of a core are not named.
 _LEAST_SHARE = 0.05
-# Reasons for limited clocks that are due to heat or a fault; others are usual under load.
+# Reasons for limited clocks that heat or a fault causes; other reasons are usual under load.
 _LIMITS = frozenset({"hw_slowdown", "thermal_sw", "thermal_hw", "power_brake"})
 
-# Modules that take a second to import.
+# Modules that take a second to import, and that only the end of the check needs.
 _NEEDED_LATER = (
     "raybench.health.environment",
     "raybench.health.quick.decision",
@@ -99,9 +100,10 @@ def quick_check(
     """Check the devices of this node and return the report, within 30 s.
 
     Args:
+        device: "auto" tests GPUs if the node has GPUs, else CPU workers.
+        references: default: the references that raybench ships.
+        tell: receives lines of progress.
         began_s: when the command began, by `time.monotonic`; default: now.
-        references: default: those of raybench.
-        tell: receives what the check does now.
 
     Raises:
         ClusterError: device is "cuda", and the node has no GPU.
@@ -111,7 +113,7 @@ def quick_check(
     try:
         return check.run(device, references)
     except OSError as error:
-        # Such as a limit of processes; no device is at fault.
+        # The node may have no process or file descriptor left; no device is at fault.
         reason = UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=brief(error))
         return check.fail(reason)
     finally:
@@ -123,7 +125,7 @@ class _Slot:
     """A device of the check, and the process that owns it."""
 
     index: int
-    # As in findings.
+    # Name of the device in findings.
     name: str
     child: Child
     # None until the process owns its device; kept after its end.
@@ -147,8 +149,9 @@ class _Check:
     children: list[Child] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     throttled: dict[str, set[str]] = field(default_factory=dict)
-    # Rank 0's store, and the number of groups so far.
+    # Address and port of the rendezvous store of process groups.
     store: tuple[str, int] | None = None
+    # Number of process groups so far.
     groups: int = 0
 
     def run(
@@ -162,9 +165,9 @@ class _Check:
         if isinstance(count, UntestedReason):
             return self._report(self._decide(untested=count))
         self._start(count)
-        # No process of this check uses a GPU yet, so all that do are others.
+        # No process of this check uses a GPU yet, so all processes on GPUs are other programs.
         before_start = self._look(_FIRST_LOOK_S)
-        # Import while the processes start: their own imports take longer.
+        # Import while the processes of the devices import torch, which takes longer.
         for module in _NEEDED_LATER:
             importlib.import_module(module)
         from raybench.analysis.references import SHIPPED
@@ -202,11 +205,11 @@ class _Check:
         end_all(self.children)
 
     def _left_s(self, end_s: float) -> float:
-        """Return how much time is left until so many seconds after the start of the check."""
+        """Return how much time is left until `end_s` after the start of the check."""
         return self.began_s + end_s - time.monotonic()
 
     def _deadline_s(self, limit_s: float, end_s: float = _TESTS_END_S) -> float:
-        """Return when a request must be answered, by `time.monotonic`."""
+        """Return the deadline of a request, by `time.monotonic`."""
         return min(time.monotonic() + limit_s, self.began_s + end_s)
 
     def _alive(self) -> list[_Slot]:
@@ -281,30 +284,41 @@ class _Check:
     def _note_lost(
         self, answers: Answers, phase: str, *, is_together: bool = False
     ) -> Mapping[Child, Any]:
-        """Note which processes gave no answer, and return the answers."""
+        """Note which processes gave no answer, and return the answers.
+
+        Args:
+            is_together: in a collective a lost process also stops healthy processes.
+        """
         lost = [slot for slot in self.slots if slot.child in answers.lost]
         for slot in lost:
             slot.is_fit = False
-        # A process that was asked alone is compared with those that have answered earlier.
+        # If a single process was asked, compare it with the processes that answered earlier.
         have_answered = bool(answers.received or (len(lost) == 1 and self._alive()))
         for slot in lost:
             cause = answers.lost[slot.child]
             self._note_trouble(slot, phase, cause, have_answered and not is_together)
         return answers.received
 
-    def _note_trouble(self, slot: _Slot, phase: str, cause: Any, others: bool) -> None:
+    def _note_trouble(
+        self,
+        slot: _Slot,
+        phase: str,
+        cause: Death | Silence | NotStarted,
+        have_others_answered: bool,
+    ) -> None:
         from raybench.health.quick.decision import Trouble
 
         slot.is_fit = False
-        self.troubles.append(
-            Trouble(device=slot.name, phase=phase, cause=cause, have_others_answered=others)
+        trouble = Trouble(
+            device=slot.name, phase=phase, cause=cause, have_others_answered=have_others_answered
         )
+        self.troubles.append(trouble)
 
     def _look(self, limit_s: float) -> Surroundings | None:
         """Ask the node's process who uses the node; None if it does not answer in time."""
         if self.node is None:
             return None
-        # Also devices whose process has ended: the driver may know why.
+        # Include devices whose process has ended, because the driver may report why.
         devices = tuple(slot.device for slot in self.slots if slot.device is not None)
         deadline_s = self._deadline_s(limit_s + 0.1 * len(devices), _LAST_LOOK_END_S)
         answers = ask({self.node: LookAround(devices=devices)}, deadline_s)
@@ -379,7 +393,7 @@ class _Check:
         for slot in slots:
             self._note_answer(slot, received.get(slot.child))
         readings: list[Reading] = []
-        # Bits are compared between devices; other readings are compared later.
+        # `read_record` compares the bits of all devices; `judge` compares other values later.
         together = [measured] if test.test.reads == "bits" else [[slot] for slot in measured]
         for group in together:
             measurements = [received[slot.child] for slot in group]
@@ -455,7 +469,7 @@ class _Check:
 
     def _restartable(self) -> list[_Slot]:
         """Return the devices whose process is not fit, if there is time for a new one."""
-        # The memory of a full device stays full.
+        # A new process would find the memory of the device full again.
         full = set()
         for trouble in self.troubles:
             if isinstance(trouble.cause, NotStarted) and trouble.cause.is_out_of_memory:
@@ -470,13 +484,14 @@ class _Check:
         starting = []
         for slot in self._restartable():
             slot.child.kill()
+            # A process in an uninterruptible call keeps its device.
             if read_facts(slot.child.process_id).state == "D":
                 continue
             slot.has_restarted = True
             slot.child = self._start_process(slot.index)
             starting.append(slot.child)
         if starting:
-            # The store may have ended with its process.
+            # The process that served the store may have ended.
             self.store = None
             self._wait_for_start(starting, _TESTS_END_S)
 
@@ -498,7 +513,7 @@ class _Check:
     def _judge_facts(
         self, before: Surroundings | None, after: Surroundings | None
     ) -> tuple[Judgement, ...]:
-        """Return the judgements of what the driver says; empty if it says nothing."""
+        """Return the judgements of facts of the driver; empty if they were not read twice."""
         from raybench.analysis.references import SHIPPED
         from raybench.health.readings import facts_readings
 
@@ -509,18 +524,16 @@ class _Check:
     def _doubtful(
         self, judged: Sequence[Judgement], tests: Sequence[QuickTest]
     ) -> tuple[QuickTest, ...]:
-        """Return the tests to run again: doubtful ones, and all that a device has not run."""
+        """Return the tests to run again: doubtful tests, and tests that a device has missed."""
         from raybench.health.quick.decision import is_doubtful
 
-        doubtful = {one.test.name for one in judged if is_doubtful(one)}
-        tested: dict[str, int] = {}
-        for one in judged:
-            tested[one.test.name] = tested.get(one.test.name, 0) + 1
+        doubtful = {judgement.test.name for judgement in judged if is_doubtful(judgement)}
+        counts = Counter(judgement.test.name for judgement in judged)
         may_restart = bool(self._restartable())
         again = []
         for test in tests:
-            wanted = 1 if test.is_together else len(self.slots)
-            is_missed = tested.get(test.test.name, 0) < wanted
+            expected = 1 if test.is_together else len(self.slots)
+            is_missed = counts[test.test.name] < expected
             if test.test.name in doubtful or (may_restart and is_missed):
                 again.append(test)
         return tuple(again)
@@ -538,18 +551,21 @@ class _Check:
                 uses[slot.name] = _device_use(seen, slot.child.process_id)
         return uses
 
-    def _decide(self, **found: Any) -> NodeDecision:
+    def _decide(self, **results: Any) -> NodeDecision:
+        """Decide from the troubles and these fields of `QuickEvidence`."""
         from raybench.health.quick.decision import QuickEvidence, decide
 
         resolved = {slot.name for slot in self._alive() if slot.has_restarted}
-        troubles = [replace(one, is_resolved=one.device in resolved) for one in self.troubles]
+        troubles = []
+        for trouble in self.troubles:
+            troubles.append(replace(trouble, is_resolved=trouble.device in resolved))
         evidence: QuickEvidence = QuickEvidence(
             host=self.host,
             kind=self.kind,
             devices=tuple(slot.name for slot in self.slots),
             troubles=tuple(troubles),
             throttled={name: tuple(sorted(limits)) for name, limits in self.throttled.items()},
-            **found,
+            **results,
         )
         return decide(evidence)
 
@@ -617,6 +633,7 @@ def _read_failure(
 
 
 def _record(test: QuickTest, slots: Sequence[_Slot], pass_number: int) -> Record:
+    """Return a record of the test, as a sweep would write it, without measurements."""
     return Record(
         point=test.point,
         attempt=1,
@@ -640,17 +657,17 @@ def _device_use(seen: Sequence[GpuUse], own_id: int) -> DeviceUse:
     """Return the use of a GPU by other programs.
 
     Args:
-        seen: the first when no process of the check used the GPU, the last after the tests.
+        seen: the first is from before the check used the GPU, the last from after the tests.
         own_id: process of the check that owns the GPU.
     """
-    # A list without our own process has the ids of another container. The first list may have
-    # processes that have just ended.
-    complete = [use for use in seen if own_id in use.process_ids] or seen[:1]
+    # In a container NVML may list ids of the host, among which our own process is missing; then
+    # only the first list holds no process of the check.
+    reliable = [use for use in seen if own_id in use.process_ids] or seen[:1]
     programs: dict[OtherProgram, None] = {}
-    for use in complete:
+    for use in reliable:
         programs |= dict.fromkeys(use.programs)
     shares = [use.utilization_pct for use in seen[:2] if use.utilization_pct is not None]
-    # A job that has just ended is no neighbour.
+    # The smaller share counts: a job that has just ended is no neighbour.
     return DeviceUse(programs=tuple(programs), utilization_pct=min(shares, default=None))
 
 
@@ -660,11 +677,12 @@ def _load(before: Surroundings | None, after: Surroundings | None) -> CpuLoad | 
         return None
     passed_s = max(0.1, after.time_s - before.time_s)
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    programs = [
-        replace(program, busy_cores=spent_s / passed_s) for program, spent_s in after.programs
-    ]
+    programs = []
+    for program, spent_s in after.programs:
+        if spent_s / passed_s >= _LEAST_SHARE:
+            programs.append(replace(program, busy_cores=spent_s / passed_s))
     return CpuLoad(
         cores=max(0.0, others_s / passed_s),
         processors=after.processors,
-        programs=tuple(one for one in programs if (one.busy_cores or 0) >= _LEAST_SHARE),
+        programs=tuple(programs),
     )

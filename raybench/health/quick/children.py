@@ -52,7 +52,7 @@ class Silence:
 
     # What the kernel said of the child before it was killed.
     facts: ProcessFacts
-    # Since its last message or request.
+    # Time since the last message or request.
     waited_s: float
 
 
@@ -70,7 +70,8 @@ def _open_output() -> IO[bytes]:
     """Return a file for the output of a child; its owner closes it."""
     try:
         return tempfile.TemporaryFile()
-    except OSError:  # a full or read-only disk must not end the check
+    except OSError:
+        # A full or read-only disk must not end the check.
         return Path(os.devnull).open("w+b")
 
 
@@ -83,7 +84,7 @@ class Child:
         self._output = _open_output()
         environment = {"OMP_NUM_THREADS": "1", **os.environ, **_VARIABLES}
         with theirs:
-            # A session of its own: killing its process group also kills what it has started.
+            # Start a new session, so that its children are killed with it.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -131,6 +132,7 @@ class Child:
         try:
             exit_code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
+            # The process closed its socket and still runs, so there is no exit code.
             self.kill()
             exit_code = 0
         self._output.seek(0)

@@ -1,8 +1,8 @@
 """What a quick check says of its node: drain, suspect, untested or healthy. Pure.
 
-Only what failed twice drains, a device whose process is stuck in the driver while the others
-finished, and an error that the driver reports. A slow device is no reason while another program
-uses it, or where a setting explains it.
+A node is drained for a test or process that failed twice, for a device whose process is stuck in
+the driver while other devices finish, and for an error that the driver reports. A slow device is
+excused if another program uses it, or if a setting explains the slowness.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from raybench.report.words.health import program_name
 
 # A process that was silent for less time may only be slow.
 _STUCK_S = 5.0
-# Cores that other programs may use beside CPU workers, as a share of all cores: above the first a
-# slow worker may be their fault, above the second no result says much.
+# Share of all cores that other programs use. Above the first share they may have slowed a CPU
+# worker; above the second share the node is not tested.
 _LOADED_SHARE, _CROWDED_SHARE = 0.1, 0.5
-# Below so many cores other programs are not worth a line.
+# With fewer busy cores other programs are not mentioned.
 _LEAST_CORES = 0.2
-# Signals by which a process ends because of itself or its driver, not by somebody's decision.
+# Exit codes of crashes: SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV. Other signals come from outside.
 _CRASHES = frozenset({-4, -6, -7, -8, -11})
-# Facts that only say how a device is connected or set.
+# Facts on how a device is connected or set, and not on errors.
 _NO_ERRORS = frozenset({PCIE_LANES})
 IMPORT, START = "import", "start"
 
@@ -50,7 +50,7 @@ IMPORT, START = "import", "start"
 class Trouble:
     """A device's process that gave no answer."""
 
-    # Of the device, as in findings.
+    # Name of the device in findings.
     device: str
     # IMPORT, START or the name of a test.
     phase: str
@@ -78,7 +78,7 @@ class Trouble:
 
     @property
     def detail(self) -> str:
-        """Return the error, or what the kernel said of the process."""
+        """The error, or what the kernel said of the process."""
         match self.cause:
             case NotStarted(message=message):
                 return message
@@ -163,16 +163,16 @@ def decide(evidence: QuickEvidence) -> NodeDecision:
 
 
 def settle(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[Judgement]:
-    """Return one judgement for each of the first run, after the second run of doubtful tests.
+    """Merge the judgements of two runs.
 
-    A device that was slow once and not again is healthy. A result that was wrong once stays
-    suspect. Without a second run nothing is bad.
+    A device that was slow only once is healthy. A result that was wrong only once is suspect.
+    Without a second run nothing is bad.
     """
-    again = {(one.test.name, one.subject): one for one in second}
-    seen = {(one.test.name, one.subject) for one in first}
+    of_second = {(one.test.name, one.subject): one for one in second}
+    of_first = {(one.test.name, one.subject) for one in first}
     settled = []
     for judgement in first:
-        repeat = again.get((judgement.test.name, judgement.subject))
+        repeat = of_second.get((judgement.test.name, judgement.subject))
         if not is_doubtful(judgement):
             settled.append(judgement if repeat is None else _of_steady(judgement, repeat))
         elif repeat is None or repeat.verdict is Verdict.UNTESTED:
@@ -181,8 +181,11 @@ def settle(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[Judg
             settled.append(repeat)
         else:
             settled.append(replace(judgement, verdict=Verdict.SUSPECT))
-    missed = [one for one in second if (one.test.name, one.subject) not in seen]
-    return settled + [_at_most_suspect(one) for one in missed]
+    # Subjects whose first process gave no answer.
+    for judgement in second:
+        if (judgement.test.name, judgement.subject) not in of_first:
+            settled.append(_at_most_suspect(judgement))
+    return settled
 
 
 def _of_steady(judgement: Judgement, repeat: Judgement) -> Judgement:
@@ -193,7 +196,7 @@ def _of_steady(judgement: Judgement, repeat: Judgement) -> Judgement:
 
 
 def _at_most_suspect(judgement: Judgement) -> Judgement:
-    """Return a judgement that rests on a single run."""
+    """Turn bad into suspect, because the judgement rests on a single run."""
     is_bad = judgement.verdict is Verdict.BAD
     return replace(judgement, verdict=Verdict.SUSPECT) if is_bad else judgement
 
@@ -232,16 +235,15 @@ def programs_beside(device: str, evidence: QuickEvidence) -> Iterator[OtherProgr
 
 
 def _driver_errors(judgements: Iterable[Judgement]) -> Iterator[DrainReason]:
-    for one in judgements:
-        is_error = one.stage == "facts" and one.verdict is Verdict.BAD
-        if is_error and one.test.name not in _NO_ERRORS and _is_of_hardware(one):
-            yield DrainReason(
-                kind=DrainKind.DRIVER_ERROR, device=one.subject.name, test=one.test.name
-            )
+    for judgement in judgements:
+        device, test = judgement.subject.name, judgement.test.name
+        is_error = judgement.stage == "facts" and judgement.verdict is Verdict.BAD
+        if is_error and test not in _NO_ERRORS and _is_of_hardware(judgement):
+            yield DrainReason(kind=DrainKind.DRIVER_ERROR, device=device, test=test)
 
 
 def _is_of_hardware(judgement: Judgement) -> bool:
-    """Return whether the hardware causes the error; a program causes most Xids."""
+    """Return whether the hardware causes the error; False for Xids that programs cause."""
     problems = judgement.reason.problems if judgement.reason else ()
     xids = [problem for problem in problems if problem.kind is ProblemKind.NEW_XIDS]
     return not xids or any(not HARDWARE_XIDS.isdisjoint(problem.numbers) for problem in xids)
@@ -257,18 +259,19 @@ def _stuck_devices(evidence: QuickEvidence) -> Iterator[DrainReason]:
 def _failures(
     settled: Iterable[Judgement], repeated: Iterable[tuple[str, object]], evidence: QuickEvidence
 ) -> Iterator[DrainReason]:
-    """Yield what failed twice: tests, and processes of devices."""
-    twice = set(repeated)
-    for one in settled:
-        if (one.test.name, one.subject) not in twice or not is_doubtful(one):
+    """Yield the tests and the processes of devices that failed twice."""
+    doubtful_again = set(repeated)
+    for judgement in settled:
+        test, subject = judgement.test.name, judgement.subject
+        if (test, subject) not in doubtful_again or not is_doubtful(judgement):
             continue
-        is_slow = one.ratio is not None
-        # What slows a whole node, or what a setting explains, is no fault of a device.
-        if is_slow and (one.subject.kind != "device" or one.action in EXCUSES):
+        is_slow = judgement.ratio is not None
+        # A slow node, or a slowness that a setting explains, is no fault of a device.
+        if is_slow and (subject.kind != "device" or judgement.action in EXCUSES):
             continue
-        if is_slow and not is_clearly_slow(one):
+        if is_slow and not is_clearly_slow(judgement):
             continue
-        yield DrainReason(kind=DrainKind.FAILED_TWICE, device=one.subject.name, test=one.test.name)
+        yield DrainReason(kind=DrainKind.FAILED_TWICE, device=subject.name, test=test)
     failed: set[tuple[str, str]] = set()
     for trouble in evidence.troubles:
         key = trouble.device, trouble.phase
@@ -381,16 +384,16 @@ def _trouble_findings(evidence: QuickEvidence) -> Iterator[Finding]:
         elif _is_own_fault(trouble, evidence):
             verdict = Verdict.BAD if kind is TroubleKind.STUCK else Verdict.SUSPECT
         text = _trouble_words(trouble, evidence.kind)
-        found = _note(_PROCESS, evidence, trouble.device, text, verdict)
-        yield replace(found, action=Action.RESET) if verdict is Verdict.BAD else found
+        finding = _note(_PROCESS, evidence, trouble.device, text, verdict)
+        yield replace(finding, action=Action.RESET) if verdict is Verdict.BAD else finding
 
 
 def _environment_findings(evidence: QuickEvidence) -> Iterator[Finding]:
     """Yield what may have slowed the tests."""
     load = evidence.load
     if load is not None and load.cores >= _LEAST_CORES:
-        found = _note(_OTHERS, evidence, "", words.load(load))
-        yield replace(found, value=load.cores, unit="cores")
+        finding = _note(_OTHERS, evidence, "", words.load(load))
+        yield replace(finding, value=load.cores, unit="cores")
     for device, use in evidence.uses.items():
         if use.is_used:
             verdict = Verdict.UNTESTED if use.is_active else Verdict.NOTE

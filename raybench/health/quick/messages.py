@@ -81,9 +81,9 @@ class LookAround:
 class GpuUse:
     """What other programs do on a GPU."""
 
-    # All processes with a compute context; the check's own ones too.
+    # All processes with a compute context, processes of the check included.
     process_ids: tuple[int, ...] = ()
-    # Those of other programs.
+    # Other programs among these processes.
     programs: tuple[OtherProgram, ...] = ()
     # Share of the last second in which a kernel ran, in percent; None if unknown.
     utilization_pct: int | None = None

@@ -75,7 +75,7 @@ class _Observer:
 
     def __init__(self) -> None:
         self._reader = FactReader()
-        # From before the processes of the devices start.
+        # Load average before the processes of the devices start.
         self._load_before = psutil.getloadavg()[0]
         # (process id, start) -> processor time of each other process at the last look.
         self._spent_s: dict[tuple[int, float], float] = {}
@@ -93,6 +93,7 @@ class _Observer:
                     continue
                 own_s += times.user + times.system
                 if process.pid == os.getppid():
+                    # Children of the check that have ended.
                     own_s += times.children_user + times.children_system
         busiest = tuple(self._busiest(spent_s))
         host = read_host(self._load_before)

@@ -45,7 +45,7 @@ def _no_routes(reason: Reason) -> str:
 
 
 def _form(text: str) -> Callable[[Reason], str]:
-    """Return a function that fills in `{value}`, `{limit}` and `{names}`."""
+    """Return a function that fills `{value}`, `{limit}` and `{names}` from a reason."""
 
     def fill(reason: Reason) -> str:
         value, limit = _figure(reason.value), _figure(reason.limit)
@@ -182,7 +182,7 @@ def note(test: str, names: Sequence[str], reason: str) -> str:
 
 
 def more_notes(count: int) -> str:
-    """Return the line that stands for notes without room."""
+    """Return the line that counts the notes that are not shown."""
     return f"{counted(count, 'more note')}; --json and the page have all facts"
 
 
@@ -199,14 +199,14 @@ def headline(devices: str, notes: int) -> str:
 
 def fact_values(findings: Iterable[Finding]) -> str:
     """Return what one test of the environment has read, over all subjects."""
-    found = list(findings)
-    texts = list(dict.fromkeys(one.evidence for one in found if one.evidence))
+    of_test = list(findings)
+    texts = dict.fromkeys(finding.evidence for finding in of_test if finding.evidence)
     if texts:
         return "; ".join(texts)
-    values = sorted({one.value for one in found if one.value is not None})
+    values = sorted({finding.value for finding in of_test if finding.value is not None})
     if not values:
         return "unknown"
-    unit = found[0].unit
+    unit = of_test[0].unit
     if not unit:
         return " and ".join("on" if value else "off" for value in values)
     ends = dict.fromkeys((_figure(values[0]), _figure(values[-1])))

@@ -87,7 +87,7 @@ def device_advice(name: str, *, is_bad: bool, action: Action | None) -> str:
     return f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
 
 
-# Begin of the name of a test -> meaning.
+# Start of the name of a test -> meaning.
 _TESTS = {
     "gemm ": "gemm 2048: product of two matrices of 2048 x 2048",
     "memory ": "memory 500 MB: a = b + 3 c with arrays of 500 MB",
@@ -134,7 +134,7 @@ def short_names(subjects: Sequence[Sequence[DevicePlace]]) -> list[str] | None:
     """Return the names of devices and pairs without their host; None for several hosts.
 
     Args:
-        subjects: each has one device, or both devices of a pair.
+        subjects: places of the device, or of both devices of a pair.
     """
     hosts = {place.host for places in subjects for place in places}
     if len(subjects) < 2 or len(hosts) != 1:
@@ -255,14 +255,14 @@ def _problems(reason: Reason) -> str:
 
 
 def _nothing_known(reason: Reason) -> str:
-    where = f", {reason.placement}," if reason.placement else ""
+    placement = f", {reason.placement}," if reason.placement else ""
     note = f"; its datasheet says {number(reason.value, 3)} {reason.unit}" if reason.value else ""
-    return f"nothing is known of what {reason.model}{where} reaches{note}"
+    return f"nothing is known of what {reason.model}{placement} reaches{note}"
 
 
 def _slow_with_partners(reason: Reason) -> str:
-    who = f"{reason.value:.0f} partners that are fast with others"
-    return f"slow with {who}: the {reason.subject} is to blame"
+    partners = f"{reason.value:.0f} partners that are fast with others"
+    return f"slow with {partners}: the {reason.subject} is to blame"
 
 
 def program(program: OtherProgram) -> str:
@@ -291,6 +291,7 @@ def counted_cores(cores: float) -> str:
     return "1 core" if f"{cores:.1f}" == "1.0" else f"{cores:.1f} cores"
 
 
+# NVML's reason for limited clocks -> words.
 _LIMITS = {
     "power_cap": "the power limit",
     "thermal_sw": "heat (software limit)",
@@ -300,6 +301,7 @@ _LIMITS = {
 }
 
 
+# Connection of two devices in `nvidia-smi topo -m` -> what is between them.
 _LEVELS = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -373,7 +375,7 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
         "none stands out, so what they share is likelier than a fault of each"
     ),
     ReasonKind.PROGRAMS: lambda reason: "; ".join(
-        [program(one) for one in reason.programs] or reason.names
+        list(map(program, reason.programs)) or reason.names
     ),
     ReasonKind.THROTTLED: _throttled,
     ReasonKind.TEMPERATURE: lambda reason: f"the GPU is at {reason.value:.0f} °C",
@@ -516,7 +518,7 @@ def reason_with_value(finding: Finding) -> str:
 
 
 def blamed(finding: Finding) -> str:
-    """Return what makes the subject of a finding slow; "" if it is unknown or the subject."""
+    """Return the culprit that makes the subject of a finding slow; "" without a culprit."""
     return f"because of {finding.culprit}" if finding.culprit else ""
 
 

@@ -19,7 +19,7 @@ _DRAIN: Mapping[DrainKind, str] = {
     DrainKind.DRIVER_ERROR: "the driver reports errors of {device}: {test}",
 }
 _MOST_REASONS = 2
-# What scripts of Nagios begin their line with.
+# State -> status word at the start of a Nagios line.
 _NAGIOS: Mapping[NodeState, str] = {
     NodeState.HEALTHY: "OK",
     NodeState.SUSPECT: "WARNING",
@@ -68,10 +68,10 @@ def nagios_line(reports: Sequence[NodeReport]) -> str:
         return f"{_NAGIOS[NodeState.UNTESTED]} - {NO_RESULT}"
     order = list(NodeState)
     worst = min((report.state for report in reports), key=order.index)
-    own = [report for report in reports if report.state is worst]
-    text = f"{counted(len(own), 'node')} healthy"
+    in_worst = [report for report in reports if report.state is worst]
+    text = f"{counted(len(in_worst), 'node')} healthy"
     if worst is not NodeState.HEALTHY:
-        text = "; ".join(map(node_line, own))
+        text = "; ".join(map(node_line, in_worst))
     return f"{_NAGIOS[worst]} - {text}"
 
 
@@ -98,7 +98,7 @@ def collected(lists: Mapping[str, Sequence[str]], suspect: Sequence[str]) -> str
     if not counts["failing"] and counts["passing"] < total:
         lamp = "Amber"
     parts: list[str] = []
-    for name, one, several in (
+    for name, singular, plural in (
         ("failing", "fails", "fail"),
         ("silent", "is silent", "are silent"),
         ("untested", "was not tested", "were not tested"),
@@ -106,7 +106,7 @@ def collected(lists: Mapping[str, Sequence[str]], suspect: Sequence[str]) -> str
     ):
         if count := counts[name]:
             of = "" if parts else f" of {counted(total, 'node')}"
-            parts.append(f"{count}{of} {one if count == 1 else several}")
+            parts.append(f"{count}{of} {singular if count == 1 else plural}")
     if counts["passing"] == total:
         parts = [f"all {total} nodes pass" if total > 1 else "the node passes"]
     if suspect:

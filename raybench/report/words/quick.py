@@ -32,11 +32,11 @@ def load(load: CpuLoad) -> str:
     text = f"other programs kept {load.cores:.1f} of {counted(load.processors, 'core')} busy"
     if not load.programs:
         return text
-    users = [f"{program_name(one)}: {one.busy_cores:.1f}" for one in load.programs]
+    users = [f"{program_name(program)}: {program.busy_cores:.1f}" for program in load.programs]
     return f"{text}: {some(users, 2)}"
 
 
-# Tests whose reasons are whole sentences.
+# The reasons of these tests are whole sentences.
 _NAMED_BY_REASON = ("other programs", "throttling", "load")
 
 
@@ -145,12 +145,12 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
     devices = counted(len(report.devices), "device")
     match report.state:
         case NodeState.DRAIN:
-            reasons = [drain(one, report.host) for one in report.drain]
+            reasons = [drain(reason, report.host) for reason in report.drain]
             return f"Drain {report.host}: {some(reasons, 2)}."
         case NodeState.SUSPECT:
             return f"Suspect: {some(suspects)} of {report.host}."
         case NodeState.UNTESTED:
-            kinds = dict.fromkeys(_why_untested(one) for one in report.untested)
+            kinds = dict.fromkeys(map(_why_untested, report.untested))
             return f"Not tested: {report.host}: {'; '.join(kinds)}."
         case NodeState.HEALTHY:
             return f"Healthy: {devices} of {report.host}."
