@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from raybench.records.devices import Action, Finding, Subject, Verdict
 from raybench.report.formatting import some
@@ -22,7 +21,7 @@ class Case:
     findings: Sequence[Finding]
     # `TEST (1.60x the time), ...` of the other findings; "" for a single finding.
     further: str
-    # Of the worst finding of each stage.
+    # Evidence of the worst finding of each stage.
     evidence: str
     # Names of subjects that are slow because of this subject.
     victims: Sequence[str]
@@ -94,7 +93,10 @@ def _case(findings: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case
         evidence[finding.stage] = evidence.get(finding.stage) or finding.evidence
     actions = {finding.action for finding in worst_first}
     action = next((action for action in Action if action in actions), None)
-    commands = [one.command.splitlines() for one in worst_first if one.action is action]
+    commands = []
+    for finding in worst_first:
+        if finding.action is action:
+            commands += finding.command.splitlines()
     return Case(
         subject=subject,
         findings=worst_first,
@@ -102,5 +104,5 @@ def _case(findings: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case
         evidence="; ".join(dict.fromkeys(filter(None, evidence.values()))),
         victims=list(dict.fromkeys(victims.get(subject.name, ()))),
         action=action,
-        commands=list(dict.fromkeys(chain(*commands))),
+        commands=list(dict.fromkeys(commands)),
     )

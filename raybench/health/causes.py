@@ -45,8 +45,8 @@ class Circumstances:
     """What happened beside the tests of a check."""
 
     readings: Sequence[Reading]
-    # As `devices_by_uuid` returns it.
-    known: Mapping[str, Device]
+    # Devices, as `devices_by_uuid` returns them.
+    by_uuid: Mapping[str, Device]
 
     @cached_property
     def _throttled_readings(self) -> dict[str, list[Reading]]:
@@ -112,7 +112,7 @@ class Circumstances:
 
     def first_pass(self, uuid: str, reasons: frozenset[str]) -> int:
         """Return the first pass with clocks limited by one of these reasons; 0: before any work."""
-        device = self.known.get(uuid)
+        device = self.by_uuid.get(uuid)
         if device is not None and reasons & set(device.throttle_reasons):
             return 0
         passes = []
@@ -123,7 +123,7 @@ class Circumstances:
 
     def hottest_c(self, uuid: str) -> float | None:
         """Return the highest known temperature of a device in the check."""
-        device = self.known.get(uuid)
+        device = self.by_uuid.get(uuid)
         temperatures = [] if device is None else [device.temperature_c]
         for reading in self._throttled_readings.get(uuid, ()):
             temperatures.append(reading.temperature_c)
@@ -151,7 +151,7 @@ def of_programs(programs: Sequence[OtherProgram]) -> Diagnosis | None:
 
 def of_device(test: HealthTest, uuid: str, beside: Circumstances) -> Diagnosis | None:
     """Return why one device was slow in a test; None if unknown."""
-    device = beside.known.get(uuid)
+    device = beside.by_uuid.get(uuid)
     if device is None:
         return None
     if diagnosis := of_programs(beside.programs_on([device])):
@@ -163,7 +163,7 @@ def of_device(test: HealthTest, uuid: str, beside: Circumstances) -> Diagnosis |
         return diagnosis
     cap, default = device.power_cap_w, device.power_cap_default_w
     other_caps_w = []
-    for other in beside.known.values():
+    for other in beside.by_uuid.values():
         if other.name == device.name and other != device:
             other_caps_w.append(other.power_cap_w or 0.0)
     usual = max(other_caps_w, default=default or 0.0)
@@ -180,7 +180,7 @@ def of_device(test: HealthTest, uuid: str, beside: Circumstances) -> Diagnosis |
 
 def _of_limits(limits: frozenset[str], uuid: str, beside: Circumstances) -> Diagnosis | None:
     """Return that heat or the power supply limited the clocks of a device."""
-    device = beside.known[uuid]
+    device = beside.by_uuid[uuid]
     if supply := limits & _SUPPLY:
         kind = CommandKind.SHOW_POWER
         show = Command(kind=kind, uuid=device.uuid, hosts=(device.host,))
@@ -217,11 +217,11 @@ def of_link(test: HealthTest, uuids: tuple[str, ...], beside: Circumstances) -> 
     Args:
         uuids: of the devices at both ends.
     """
-    devices = [beside.known[uuid] for uuid in uuids if uuid in beside.known]
+    devices = [beside.by_uuid[uuid] for uuid in uuids if uuid in beside.by_uuid]
     hosts = tuple(dict.fromkeys(device.host for device in devices))
     if len(hosts) < 2:
         subject = Subject(kind="pair", uuids=uuids, name="", model="")
-        link = link_of(subject, test.stage, beside.known)
+        link = link_of(subject, test.stage, beside.by_uuid)
         if link.nvlinks:
             return Diagnosis(evidence=(Reason(kind=ReasonKind.ON_NVLINK, value=link.nvlinks),))
         if link.pcie:
@@ -262,7 +262,7 @@ def of_all(
     """Return what all devices share that may make them slow alike.
 
     Args:
-        variables: those that are set and slow such a test down.
+        variables: variables that are set and slow such a test down.
         drivers: driver versions of the reference values; empty if unknown.
     """
     diagnoses = []
@@ -306,7 +306,7 @@ def _shared_limits(
         kind, watts = CommandKind.SET_POWER_LIMITS, lowest.power_cap_default_w or 0.0
         commands = tuple(Command(kind=kind, hosts=(host,), value=watts) for host in hosts)
         diagnoses.append(Diagnosis(evidence=(limit,), action=Action.SETTING, commands=commands))
-    subject_uuids = {device.uuid: uuid for uuid, device in beside.known.items()}
+    subject_uuids = {device.uuid: uuid for uuid, device in beside.by_uuid.items()}
     limited: list[Diagnosis] = []
     for device in devices:
         if device.kind == "cuda":

@@ -93,7 +93,7 @@ class Examination:
     """The result of a health check."""
 
     run: Run
-    # By rank; devices that were lost during the check are included.
+    # Devices by rank; devices that were lost during the check are included.
     devices: tuple[Device, ...]
     judgements: tuple[Judgement, ...]
 
@@ -190,7 +190,7 @@ class Examiner(PointSource):
     """Makes the points of a health check, and collects the readings of their records."""
 
     settings: CheckSettings
-    # Of the job.
+    # How the job measures its points.
     measure: Measure
     # Devices at the start of the check, by rank.
     devices: tuple[Device, ...] = ()

@@ -56,7 +56,7 @@ class FigureChange:
 
     # One from each check, oldest first; not 0.
     values: tuple[float, ...]
-    # Of the last check.
+    # Finding of the last check.
     new: Finding
     # Largest `ratio` of a healthy subject.
     limit: float
@@ -167,9 +167,9 @@ class HealthComparison(Document):
 
     base: HealthReport
     new: HealthReport
-    # Of tests and subjects in both checks.
+    # Figures of tests and subjects in both checks.
     figures: Sequence[FigureChange]
-    # Of the environment, from `base` to `new`.
+    # Changes of the environment, from `base` to `new`.
     changes: Sequence[Change]
 
     @cached_property
@@ -252,7 +252,7 @@ class HealthHistory(Document):
     """The document of the figures of all health checks."""
 
     figures: Sequence[FigureChange]
-    # Of the checks, oldest first.
+    # Run ids of the checks, oldest first.
     run_ids: Sequence[str]
 
     @property

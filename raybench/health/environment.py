@@ -92,9 +92,9 @@ def _versions(facts: EnvironmentFacts) -> Judgement:
             wanted.append(f"{name}=={usual}")
     kind = CommandKind.INSTALL if wanted else CommandKind.SHOW_VERSIONS
     command = Command(kind=kind, names=tuple(wanted), hosts=facts.host_names)
-    found = fault(Condition.VERSIONS_DIFFER, command, names=differing, verdict=Verdict.BAD)
+    mismatch = fault(Condition.VERSIONS_DIFFER, command, names=differing, verdict=Verdict.BAD)
     return _judge_texts(
-        environment_test("versions", "versions"), facts, texts, found if differing else None
+        environment_test("versions", "versions"), facts, texts, mismatch if differing else None
     )
 
 
@@ -106,8 +106,8 @@ def _libraries(facts: EnvironmentFacts) -> Judgement:
         texts[name] = [device.libraries.get(name) for device in facts.devices]
     differing = _differing(texts)
     command = Command(kind=CommandKind.RESTART_RAY, hosts=facts.host_names)
-    found = fault(Condition.LIBRARIES_DIFFER, command, names=differing) if differing else None
-    return _judge_texts(environment_test("libraries", "files"), facts, texts, found)
+    mismatch = fault(Condition.LIBRARIES_DIFFER, command, names=differing) if differing else None
+    return _judge_texts(environment_test("libraries", "files"), facts, texts, mismatch)
 
 
 def _variables(facts: EnvironmentFacts) -> Judgement:
@@ -118,9 +118,9 @@ def _variables(facts: EnvironmentFacts) -> Judgement:
         texts[name] = [device.environment.get(name) for device in facts.devices]
     differing = [name for name, values in texts.items() if len(set(values)) > 1]
     command = Command(kind=CommandKind.RESTART_RAY, hosts=facts.host_names)
-    found = fault(Condition.VARIABLES_DIFFER, command, names=differing) if differing else None
+    mismatch = fault(Condition.VARIABLES_DIFFER, command, names=differing) if differing else None
     test = environment_test("variables", "variables")
-    return _judge_texts(test, facts, texts, found, shows_missing=True)
+    return _judge_texts(test, facts, texts, mismatch, shows_missing=True)
 
 
 def _differing(texts: _Texts) -> list[str]:
@@ -132,7 +132,7 @@ def _judge_texts(
     test: HealthTest,
     facts: EnvironmentFacts,
     texts: _Texts,
-    found: Fault | None,
+    mismatch: Fault | None,
     *,
     shows_missing: bool = False,
 ) -> Judgement:
@@ -146,7 +146,7 @@ def _judge_texts(
         for value, subjects in owners.items():
             named = tuple(subjects) if len(owners) > 1 else ()
             shown.append(FactValue(name=name, value=value, subjects=named))
-    return judge_fact(test, facts.cluster, len(texts), found, shown)
+    return judge_fact(test, facts.cluster, len(texts), mismatch, shown)
 
 
 def _costly(variable: CostlyVariable, facts: EnvironmentFacts) -> Iterator[Judgement]:
@@ -162,7 +162,7 @@ def _costly(variable: CostlyVariable, facts: EnvironmentFacts) -> Iterator[Judge
         return
     is_used = facts.is_cuda or not variable.is_of_gpus
     is_needed = variable.needs_nvlink and not any(map(_has_nvlink, facts.devices))
-    found = fault(
+    mismatch = fault(
         Condition.COSTLY_VARIABLE,
         Command(kind=CommandKind.UNSET, names=(variable.name,)),
         limit=float(is_used),
@@ -174,7 +174,7 @@ def _costly(variable: CostlyVariable, facts: EnvironmentFacts) -> Iterator[Judge
         names = tuple(subject.name for subject in owners)
         shown.append(FactValue(name=variable.name, subjects=names))
     test = environment_test(variable.name, "devices")
-    yield judge_fact(test, facts.cluster, len(owners), found, shown)
+    yield judge_fact(test, facts.cluster, len(owners), mismatch, shown)
 
 
 def _has_nvlink(device: Device) -> bool:

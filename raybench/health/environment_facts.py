@@ -19,7 +19,7 @@ from raybench.report.words import health as words
 class EnvironmentFacts:
     """What workers and nodes report before any test."""
 
-    # By rank, at least one.
+    # Devices by rank; at least one device.
     devices: tuple[Device, ...]
     # Number of devices of the cluster without a worker.
     missing: int = 0
@@ -101,7 +101,7 @@ def fault(
     names: Sequence[str] = (),
     verdict: Verdict = Verdict.NOTE,
 ) -> Fault:
-    """Return the fault of a condition; value, limit and names are those of its reason."""
+    """Return the fault of a condition; `value`, `limit` and `names` become fields of its reason."""
     reason = Reason(
         kind=ReasonKind.CONDITION,
         condition=condition,

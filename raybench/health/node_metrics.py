@@ -127,7 +127,7 @@ def _labels_of(finding: Finding) -> dict[str, str]:
 
 
 def _unique(samples: Iterator[_Sample]) -> tuple[_Sample, ...]:
-    """Return the samples without repeats of labels, of which the format allows none."""
+    """Return the samples without repeated labels, which the format forbids."""
     by_labels = {tuple(sample.labels.items()): sample for sample in samples}
     return tuple(by_labels.values())
 

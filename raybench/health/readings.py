@@ -123,7 +123,7 @@ class Reading:
 
     test: HealthTest
     subject: Subject
-    # From 1.
+    # Counted from 1.
     pass_number: int
     # None without a result. A rate of 0 means that the amount of work is unknown.
     value: float | None
@@ -446,7 +446,7 @@ class Link:
     nvlinks: int | None = None
     # As in "gen5 x16"; empty if NVLink carries the data.
     pcie: str = ""
-    # Of a pair, as the driver names it; empty if NVLink carries the data.
+    # The driver's name of a pair's connection; empty if NVLink carries the data.
     level: str = ""
 
     def __str__(self) -> str:
@@ -461,7 +461,7 @@ class Group:
 
     test: HealthTest
     placement: SubjectPlacement
-    # Of the first subject.
+    # Link of the first subject.
     link: Link
     subjects: Sequence[Subject]
     # [passes, subjects], NaN without a value. Passes with few values are left out.
@@ -498,13 +498,13 @@ def devices_by_uuid(devices: Sequence[Device]) -> dict[str, Device]:
     return {subject.uuids[0]: device for subject, device in zip(subjects, devices, strict=True)}
 
 
-def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> list[Group]:
+def group_readings(readings: Iterable[Reading], by_uuid: Mapping[str, Device]) -> list[Group]:
     """Return the readings in groups of one test, model and placement, in order of first readings.
 
     Subjects on PCIe are also grouped by their link. The last value of a subject in a pass counts.
 
     Args:
-        known: as `devices_by_uuid` returns it.
+        by_uuid: as `devices_by_uuid` returns it.
     """
     by_group: dict[tuple[str, str, SubjectPlacement, Link], list[Reading]] = {}
     paths: dict[tuple[Subject, Stage], tuple[SubjectPlacement, Link]] = {}
@@ -512,8 +512,8 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         subject, test = reading.subject, reading.test
         if (subject, test.stage) not in paths:
             # Ignore the number of NVLinks: a device with fewer links is the slow one of its group.
-            link = replace(link_of(subject, test.stage, known), nvlinks=None)
-            paths[subject, test.stage] = placement_of(subject, known), link
+            link = replace(link_of(subject, test.stage, by_uuid), nvlinks=None)
+            paths[subject, test.stage] = placement_of(subject, by_uuid), link
         key = (test.name, subject.model, *paths[subject, test.stage])
         by_group.setdefault(key, []).append(reading)
     groups = []
@@ -542,7 +542,7 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
         group = Group(
             test=members[0].test,
             placement=placement,
-            link=link_of(subjects[0], members[0].test.stage, known),
+            link=link_of(subjects[0], members[0].test.stage, by_uuid),
             subjects=subjects,
             values=values[2 * counts >= counts.max()] if counts.any() else values,
             problems=problems,
@@ -554,15 +554,15 @@ def group_readings(readings: Iterable[Reading], known: Mapping[str, Device]) -> 
     return groups
 
 
-def placement_of(subject: Subject, known: Mapping[str, Device]) -> SubjectPlacement:
+def placement_of(subject: Subject, by_uuid: Mapping[str, Device]) -> SubjectPlacement:
     """Return how many devices the subject has, on how many nodes, and the connection of a pair.
 
     Args:
-        known: as `devices_by_uuid` returns it; other devices do not count.
+        by_uuid: as `devices_by_uuid` returns it; other devices do not count.
     """
     if subject.kind == "device":
         return SubjectPlacement()
-    devices = [known[uuid] for uuid in subject.uuids if uuid in known]
+    devices = [by_uuid[uuid] for uuid in subject.uuids if uuid in by_uuid]
     nodes = len({device.node_id for device in devices})
     if subject.kind != "pair":
         # All devices of a cluster, or of a group in it, may be on one node.
@@ -574,21 +574,21 @@ def placement_of(subject: Subject, known: Mapping[str, Device]) -> SubjectPlacem
     return SubjectPlacement(kind="pair", devices=len(devices), nodes=nodes, level=level)
 
 
-def link_of(subject: Subject, stage: Stage, known: Mapping[str, Device]) -> Link:
+def link_of(subject: Subject, stage: Stage, by_uuid: Mapping[str, Device]) -> Link:
     """Return what carries the data of the subject's first device in the tests of a stage.
 
     Without parts if unknown, for a pair on two nodes, and for a device outside of host-links.
 
     Args:
-        known: as `devices_by_uuid` returns it.
+        by_uuid: as `devices_by_uuid` returns it.
     """
-    device = known.get(subject.uuids[0]) if subject.uuids else None
+    device = by_uuid.get(subject.uuids[0]) if subject.uuids else None
     if device is None or (subject.kind == "device" and stage != "host-links"):
         return Link()
     pcie, topology = device.pcie_link_max or "", read_topology(device)
     if subject.kind == "device":
         return Link(pcie=pcie)
-    placement = placement_of(subject, known)
+    placement = placement_of(subject, by_uuid)
     level = placement.level
     if subject.kind == "pair" and placement.nodes > 1:
         return Link()

@@ -123,7 +123,7 @@ class HealthReport(Document):
     run: Run
     # The devices and nodes in words.
     machine: str
-    # By rank.
+    # Devices by rank.
     devices: Sequence[Device]
     # After an interrupt only of tests that ended.
     findings: Sequence[Finding]

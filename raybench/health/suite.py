@@ -88,7 +88,7 @@ class HealthTest:
     bad_ratio: float = 1.5
     # Whether subjects are compared with each other. False for facts, wait and communication times.
     is_compared: bool = True
-    # Of the points. Empty if the test is read from the driver, or derived from other tests.
+    # Workload of the points; "" if the test is read from the driver or derived from other tests.
     workload: str = ""
     params: Mapping[str, Scalar] = field(default_factory=dict)
     precision: Precision = Precision.FP32
@@ -444,10 +444,10 @@ def _subject(uuid: str, place: DevicePlace, model: str) -> Subject:
 
 
 def device_places(devices: Iterable[Device]) -> dict[str, DevicePlace]:
-    """Return uuid as a subject -> place, for all devices of a check in their order.
+    """Return uuid -> place, for all devices of a check, with the uuids of subjects.
 
-    The uuid of a GPU is its own. CPU workers get `HOST/NUMBER`, numbered from 0 on each host,
-    because their own uuids change with their processes.
+    These are the uuids of GPUs, and `HOST/NUMBER` for CPU workers, numbered from 0 on each host: a
+    CPU worker's own uuid changes with its process.
     """
     return dict(_uuids_and_places(devices))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from raybench.conversion import NS_PER_S
 from raybench.hardware.hosts import is_inner
@@ -45,7 +46,7 @@ class _RankRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankTransports:
-    """The transports that one rank reported."""
+    """The transports that a rank reported."""
 
     log: NcclLog
     peers: tuple[GlooPeer, ...]
@@ -70,8 +71,8 @@ def judge_first_collective(facts: EnvironmentFacts, record: Record) -> Iterator[
         reason = Reason(kind=ReasonKind.PROBLEMS, problems=(problem,))
         kind = CommandKind.CHECK_LOUDLY if len(hosts) == 1 else CommandKind.SHOW_NETWORK
         command = Command(kind=kind, hosts=hosts)
-        found = Fault(reason=reason, command=command, verdict=Verdict.BAD)
-        yield judge_fact(test, facts.cluster, None, found)
+        defect = Fault(reason=reason, command=command, verdict=Verdict.BAD)
+        yield judge_fact(test, facts.cluster, None, defect)
         return
     measured = record.measurements
     # Set-up and first step of the slowest rank: the first all_reduce opens the connections.
@@ -105,8 +106,8 @@ def judge_transports(facts: EnvironmentFacts, record: Record) -> Iterator[Judgem
     if not any(rank.log.routes or rank.peers for rank in ranks):
         messages = [record.error_message] if record.error_message else []
         command = Command(kind=CommandKind.CHECK_LOUDLY)
-        found = fault(Condition.NO_ROUTES, command, names=messages)
-        yield judge_fact(test, facts.cluster, None, found)
+        defect = fault(Condition.NO_ROUTES, command, names=messages)
+        yield judge_fact(test, facts.cluster, None, defect)
         return
     if not facts.is_cuda:
         yield _gloo(facts, ranks)
@@ -135,27 +136,27 @@ def _read_rank(output: str) -> _RankTransports:
 
 def _within_node(facts: EnvironmentFacts, node: Subject, routes: Sequence[_RankRoute]) -> Judgement:
     ways = _ways(facts, routes)
-    is_direct = {one.route.kind for one in routes} == {"P2P"}
+    is_direct = {of_rank.route.kind for of_rank in routes} == {"P2P"}
     command = Command(kind=CommandKind.SHOW_PEERS, hosts=(node.name,))
-    found = fault(Condition.NO_PEER_ACCESS, command, names=[way.name for way in ways])
+    defect = fault(Condition.NO_PEER_ACCESS, command, names=[way.name for way in ways])
     test = environment_test(TRANSPORT_TEST, "transports")
-    return judge_fact(test, node, len(ways), None if is_direct else found, ways)
+    return judge_fact(test, node, len(ways), None if is_direct else defect, ways)
 
 
 def _between_nodes(facts: EnvironmentFacts, between: Sequence[_RankRoute]) -> Iterator[Judgement]:
     """Yield the transports between nodes, and what is wrong with each."""
     cluster, hosts = facts.cluster, facts.host_names
-    routes = [one.route for one in between]
+    routes = [of_rank.route for of_rank in between]
     ways = _ways(facts, between)
     adapters = sorted({name for host in facts.hosts.values() for name in host.rdma_adapters})
-    found = None
+    defect = None
     if adapters and any(route.network == "Socket" for route in routes):
         command = Command(kind=CommandKind.SHOW_RDMA, hosts=hosts)
-        found = fault(Condition.UNUSED_ADAPTERS, command, names=adapters)
+        defect = fault(Condition.UNUSED_ADAPTERS, command, names=adapters)
     elif any(route.kind != "NET" for route in routes):
-        found = fault(Condition.ONE_HOST, Command(kind=CommandKind.SHOW_RAY))
+        defect = fault(Condition.ONE_HOST, Command(kind=CommandKind.SHOW_RAY))
     test = environment_test(NETWORK_TEST, "transports")
-    yield judge_fact(test, cluster, len(ways), found, ways)
+    yield judge_fact(test, cluster, len(ways), defect, ways)
     if interfaces := sorted({route.interface for route in routes if route.interface}):
         used = [FactValue(name=name) for name in interfaces]
         inner = list(filter(is_inner, interfaces))
@@ -176,17 +177,17 @@ def _interfaces(
     Args:
         inner: names of interfaces that do not.
     """
-    found = fault(Condition.INNER_INTERFACE, _choose_interface(facts), names=inner)
+    defect = fault(Condition.INNER_INTERFACE, _choose_interface(facts), names=inner)
     fact = environment_test(test, "interfaces")
-    return judge_fact(fact, facts.cluster, len(used), found if inner else None, used)
+    return judge_fact(fact, facts.cluster, len(used), defect if inner else None, used)
 
 
 def _ways(facts: EnvironmentFacts, routes: Sequence[_RankRoute]) -> list[FactValue]:
     """Return the ways that routes take; with the ranks of each if there are several."""
     ranks_by_way: dict[str, list[str]] = {}
-    for one in routes:
-        owners = ranks_by_way.setdefault(one.route.words, [])
-        name = facts.subjects[one.rank].name
+    for of_rank in routes:
+        owners = ranks_by_way.setdefault(of_rank.route.words, [])
+        name = facts.subjects[of_rank.rank].name
         owners += [name] if name not in owners else []
     is_one = len(ranks_by_way) == 1
     return [
@@ -196,11 +197,12 @@ def _ways(facts: EnvironmentFacts, routes: Sequence[_RankRoute]) -> list[FactVal
 
 
 def _gloo(facts: EnvironmentFacts, ranks: Sequence[_RankTransports]) -> Judgement:
-    """Return the interfaces between CPU workers."""
+    """Return the judgement of the interfaces that gloo uses between CPU workers."""
     is_one_host = len({(device.host, device.address) for device in facts.devices}) == 1
-    peers = [peer for rank in ranks for peer in rank.peers]
-    outward = sorted({peer.interface for peer in peers if peer.address != peer.peer_address})
-    inner = [] if is_one_host else list(filter(is_inner, outward))
+    peers = list(chain.from_iterable(rank.peers for rank in ranks))
+    # Peers with the same address are on the same host, where an inner interface is right.
+    to_hosts = sorted({peer.interface for peer in peers if peer.address != peer.peer_address})
+    inner = [] if is_one_host else list(filter(is_inner, to_hosts))
     names = sorted({peer.interface for peer in peers})
     used = [FactValue(name="gloo", value=name) for name in names]
     return _interfaces(facts, TRANSPORT_TEST, used, inner)

@@ -139,8 +139,8 @@ def judge(
         past: (run id, finding) of earlier checks.
     """
     readings = list(readings)
-    known = devices_by_uuid(devices)
-    groups = group_readings(readings, known)
+    by_uuid = devices_by_uuid(devices)
+    groups = group_readings(readings, by_uuid)
     elsewhere = Elsewhere(past, references)
     comparisons = _compare([group for group in groups if group.test.is_compared])
     remaining = iter(comparisons)
@@ -178,8 +178,8 @@ def judge(
             )
             judged.append(unknown)
     judged += _other_programs(readings, devices)
-    judged = _explain_waiting(_explain_pairs(judged, known), groups)
-    beside = Circumstances(readings=readings, known=known)
+    judged = _explain_waiting(_explain_pairs(judged, by_uuid), groups)
+    beside = Circumstances(readings=readings, by_uuid=by_uuid)
     return tuple(_with_action(judgement, beside, references) for judgement in judged)
 
 
@@ -427,7 +427,7 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
         kind = CommandKind.SHOW_ALL_GPU_PROCESSES
     show = Command(kind=kind, hosts=_hosts(devices))
     texts = dict.fromkeys(chain.from_iterable(reading.other_programs for reading in disturbed))
-    beside = Circumstances(readings=disturbed, known=devices_by_uuid(devices))
+    beside = Circumstances(readings=disturbed, by_uuid=devices_by_uuid(devices))
     programs = beside.programs_on(devices)
     evidence = Reason(
         kind=ReasonKind.PROGRAMS, names=tuple(texts)[:_MOST_PROGRAMS], programs=programs
@@ -462,12 +462,12 @@ def _hosts(devices: Sequence[Device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.host for device in devices))
 
 
-def _explain_pairs(judged: Sequence[Judgement], known: Mapping[str, Device]) -> list[Judgement]:
+def _explain_pairs(judged: Sequence[Judgement], by_uuid: Mapping[str, Device]) -> list[Judgement]:
     """Blame a culprit, or the path, for each slow pair; append a judgement of each culprit."""
-    node_of = {uuid: device.node_id for uuid, device in known.items()}
-    itself = {uuid: uuid for uuid in known}
-    names = {device.node_id: device.host for device in known.values()}
-    names |= {device.uuids[0]: device.name for device in device_subjects(list(known.values()))}
+    node_of = {uuid: device.node_id for uuid, device in by_uuid.items()}
+    itself = {uuid: uuid for uuid in by_uuid}
+    names = {device.node_id: device.host for device in by_uuid.values()}
+    names |= {device.uuids[0]: device.name for device in device_subjects(list(by_uuid.values()))}
     unhealthy_alone = set()
     by_test: dict[str, list[Judgement]] = {}
     for judgement in judged:
@@ -662,9 +662,9 @@ def _with_action(judgement: Judgement, beside: Circumstances, references: Refere
     """Return an unhealthy judgement with its cause, an action and commands."""
     if not judgement.verdict.is_unhealthy or judgement.culprit or judgement.commands:
         return judgement
-    known = beside.known
+    by_uuid = beside.by_uuid
     uuids = judgement.subject.uuids or judgement.ends
-    devices = [known[uuid] for uuid in uuids if uuid in known]
+    devices = [by_uuid[uuid] for uuid in uuids if uuid in by_uuid]
     diagnosis = _diagnose(judgement, devices, beside, references)
     evidence = (*judgement.evidence, *diagnosis.evidence) if diagnosis else judgement.evidence
     if diagnosis and diagnosis.action:

@@ -102,7 +102,7 @@ class DeviceFacts:
     pcie_lanes: int | None = None
     pcie_lanes_max: int | None = None
     nvlinks: tuple[NvLink, ...] | None = None
-    # Of NVSwitch: "not started", "in progress" or "completed".
+    # State of NVSwitch: "not started", "in progress" or "completed".
     fabric_state: str | None = None
     fabric_faults: tuple[str, ...] = ()
     # Xids in the kernel's log, oldest first; None if the log cannot be read.

@@ -116,7 +116,7 @@ class ReasonKind(StrEnum):
     ALL_SLOW = "all_slow"
     # model, placement, unit. value: of the datasheet; None if unknown.
     NOTHING_KNOWN = "nothing_known"
-    # model. value: earlier checks that are needed for a comparison. limit: those that exist.
+    # model. value: earlier checks that a comparison needs. limit: existing earlier checks.
     NO_FIGURES = "no_figures"
     # value: points that other programs disturbed. limit: all points.
     OTHER_PROGRAMS = "other_programs"

@@ -287,7 +287,8 @@ class _Check:
         """Note which processes gave no answer, and return the answers.
 
         Args:
-            is_together: in a collective a lost process also stops healthy processes.
+            is_together: whether the processes ran a collective. Then a lost process also stops the
+                others, so that no device is blamed.
         """
         lost = [slot for slot in self.slots if slot.child in answers.lost]
         for slot in lost:

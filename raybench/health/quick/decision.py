@@ -132,8 +132,14 @@ def is_doubtful(judgement: Judgement) -> bool:
 
 def decide(evidence: QuickEvidence) -> NodeDecision:
     """Return the state of the node with its reasons."""
-    settled = [_excuse(one, evidence) for one in settle(evidence.first, evidence.second)]
-    repeated = {(one.test.name, one.subject) for one in evidence.second if is_doubtful(one)}
+    settled = [
+        _excuse(judgement, evidence) for judgement in settle(evidence.first, evidence.second)
+    ]
+    repeated = {
+        (judgement.test.name, judgement.subject)
+        for judgement in evidence.second
+        if is_doubtful(judgement)
+    }
     drain = [
         *_driver_errors(settled),
         *_stuck_devices(evidence),
@@ -143,10 +149,10 @@ def decide(evidence: QuickEvidence) -> NodeDecision:
     findings = (
         *_trouble_findings(evidence),
         *_environment_findings(evidence),
-        *(one.finding for one in evidence.environment),
-        *(one.finding for one in settled),
+        *(judgement.finding for judgement in evidence.environment),
+        *(judgement.finding for judgement in settled),
     )
-    has_doubts = any(one.verdict in (Verdict.BAD, Verdict.SUSPECT) for one in settled)
+    has_doubts = any(judgement.verdict in (Verdict.BAD, Verdict.SUSPECT) for judgement in settled)
     has_doubts |= any(_is_own_fault(trouble, evidence) for trouble in evidence.troubles)
     if drain:
         state = NodeState.DRAIN
@@ -168,13 +174,13 @@ def settle(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[Judg
     A device that was slow only once is healthy. A result that was wrong only once is suspect.
     Without a second run nothing is bad.
     """
-    of_second = {(one.test.name, one.subject): one for one in second}
-    of_first = {(one.test.name, one.subject) for one in first}
+    of_second = {(judgement.test.name, judgement.subject): judgement for judgement in second}
+    of_first = {(judgement.test.name, judgement.subject) for judgement in first}
     settled = []
     for judgement in first:
         repeat = of_second.get((judgement.test.name, judgement.subject))
         if not is_doubtful(judgement):
-            settled.append(judgement if repeat is None else _of_steady(judgement, repeat))
+            settled.append(judgement if repeat is None else _settle_healthy(judgement, repeat))
         elif repeat is None or repeat.verdict is Verdict.UNTESTED:
             settled.append(replace(judgement, verdict=Verdict.SUSPECT))
         elif is_doubtful(repeat) or judgement.ratio is not None:
@@ -188,8 +194,8 @@ def settle(first: Sequence[Judgement], second: Sequence[Judgement]) -> list[Judg
     return settled
 
 
-def _of_steady(judgement: Judgement, repeat: Judgement) -> Judgement:
-    """Return the judgement of a subject whose test was repeated because of another subject."""
+def _settle_healthy(judgement: Judgement, repeat: Judgement) -> Judgement:
+    """Return the judgement of a subject whose test was only repeated because of other subjects."""
     if judgement.verdict in (Verdict.UNTESTED, Verdict.UNKNOWN):
         return _at_most_suspect(repeat)
     return judgement
@@ -202,7 +208,7 @@ def _at_most_suspect(judgement: Judgement) -> Judgement:
 
 
 def _excuse(judgement: Judgement, evidence: QuickEvidence) -> Judgement:
-    """Return a judgement that blames other programs where they may have slowed the subject."""
+    """Make a slow subject untested if other programs may have slowed it."""
     subject = judgement.subject
     if judgement.ratio is None or judgement.verdict not in (Verdict.BAD, Verdict.SUSPECT):
         return judgement
@@ -297,20 +303,24 @@ _UNTESTED_BY: Mapping[TroubleKind, UntestedKind] = {
 
 
 def _is_own_fault(trouble: Trouble, evidence: QuickEvidence) -> bool:
-    """Return whether a process failed where those of other devices succeeded."""
+    """Return whether a process failed in a phase that the processes of other devices passed."""
     faults = (TroubleKind.CRASHED, TroubleKind.NO_START, TroubleKind.STUCK)
     is_of_device = trouble.have_others_answered and trouble.phase != IMPORT
     if not is_of_device or trouble.kind(evidence.kind) not in faults:
         return False
-    # A busy device may answer late.
-    return not any(True for _ in programs_beside(trouble.device, evidence))
+    # A device that other programs use may answer late.
+    return not list(programs_beside(trouble.device, evidence))
 
 
 def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator[UntestedReason]:
     """Yield why the node was not tested, or not in full."""
     if evidence.untested is not None:
         yield evidence.untested
-    tested = {one.subject.name for one in settled if one.value is not None and one.test.workload}
+    tested = {
+        judgement.subject.name
+        for judgement in settled
+        if judgement.value is not None and judgement.test.workload
+    }
     for trouble in evidence.troubles:
         if not trouble.is_resolved and not _is_own_fault(trouble, evidence):
             kind = _UNTESTED_BY[trouble.kind(evidence.kind)]
@@ -322,17 +332,24 @@ def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator
     is_cpu = evidence.kind == "cpu"
     if load is not None and is_cpu and load.cores > _CROWDED_SHARE * load.processors:
         yield UntestedReason(kind=UntestedKind.BUSY, detail=words.load(load))
-    for one in evidence.environment:
-        if one.verdict is Verdict.BAD:
-            detail = f"{one.test.name}: {one.finding.reason}"
+    for judgement in evidence.environment:
+        if judgement.verdict is Verdict.BAD:
+            detail = f"{judgement.test.name}: {judgement.finding.reason}"
             yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=detail)
     yield from _slow_beside_programs(settled)
-    for one in settled:
-        if one.verdict is Verdict.UNTESTED and one.test.workload and one.ratio is None:
-            yield from _untested_test(one)
+    for judgement in settled:
+        if (
+            judgement.verdict is Verdict.UNTESTED
+            and judgement.test.workload
+            and judgement.ratio is None
+        ):
+            yield from _untested_test(judgement)
     if evidence.skipped:
         yield UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail=words.skipped(evidence.skipped))
-    is_compared = any(one.verdict is not Verdict.UNKNOWN and one.test.workload for one in settled)
+    is_compared = any(
+        judgement.verdict is not Verdict.UNKNOWN and judgement.test.workload
+        for judgement in settled
+    )
     if tested and not is_compared and not evidence.troubles:
         yield UntestedReason(kind=UntestedKind.NO_COMPARISON, detail=words.no_comparison())
 
@@ -340,11 +357,11 @@ def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator
 def _slow_beside_programs(settled: Iterable[Judgement]) -> Iterator[UntestedReason]:
     """Yield one reason for each subject that was slow beside other programs."""
     slow: dict[str, list[Judgement]] = {}
-    for one in settled:
-        if one.verdict is Verdict.UNTESTED and one.ratio is not None:
-            slow.setdefault(one.subject.name, []).append(one)
+    for judgement in settled:
+        if judgement.verdict is Verdict.UNTESTED and judgement.ratio is not None:
+            slow.setdefault(judgement.subject.name, []).append(judgement)
     for name, judgements in slow.items():
-        tests = tuple(dict.fromkeys(one.test.name for one in judgements))
+        tests = tuple(dict.fromkeys(judgement.test.name for judgement in judgements))
         # The last evidence is the one that `_excuse` has added.
         programs = judgements[0].evidence[-1].names
         detail = words.slow_beside(name, tests, programs)
@@ -411,7 +428,7 @@ def _note(
     verdict: Verdict = Verdict.NOTE,
 ) -> Finding:
     """Return a finding about a device, or about the node if `device` is empty."""
-    subjects = {one.subject.name: one.subject for one in evidence.first}
+    subjects = {judgement.subject.name: judgement.subject for judgement in evidence.first}
     subject = subjects.get(device) or Subject(
         kind="device" if device else "node", name=device or evidence.host, model="", uuids=()
     )

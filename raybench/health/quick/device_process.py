@@ -57,11 +57,13 @@ def main(kind: str, index: int, descriptor: int) -> None:
 
 def _start(channel: socket.socket, kind: str, index: int) -> Any:
     """Return the worker of the device, and the function that serves a store."""
-    gc.disable()  # garbage collections would take a sixth of the time of the imports
+    # Garbage collections would take a sixth of the time of the imports.
+    gc.disable()
     from raybench.hangs.responder import choose_ras_address
     from raybench.worker.kernel_worker import KernelWorker
     from raybench.worker.process_group import choose_interface, serve_store
 
+    # gloo reads this choice when it forms a process group.
     choose_interface(_ADDRESS)
     # Later garbage collections skip these objects.
     gc.collect()

@@ -23,19 +23,19 @@ _CHUNK_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """From a device's process: its modules are imported; the driver comes next."""
+    """A device's process has imported its modules; it calls the driver next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """From a device's process: it owns the device."""
+    """A device's process owns its device."""
 
     device: Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotStarted:
-    """From a device's process: it cannot own the device, and ends."""
+    """A device's process cannot own its device, and ends."""
 
     # One line.
     message: str
@@ -64,7 +64,7 @@ class CountGpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoGpus:
-    """From the node's process: the node has GPUs, and they cannot be used."""
+    """Answer of the node's process: the node has GPUs, and they cannot be used."""
 
     message: str
 

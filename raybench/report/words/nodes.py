@@ -81,7 +81,7 @@ def not_this_host(hosts: Sequence[str]) -> str:
 
 
 def ended_with_error(code: int) -> str:
-    """Return what a scheduler is told of a check that ended with an error; `code` as for Slurm."""
+    """Return the line for a scheduler if a check ended with an error; `code` as for Slurm."""
     return f"raybench health: {NO_RESULT}, so no node is drained (exit code {code})"
 
 
