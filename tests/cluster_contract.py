@@ -45,7 +45,7 @@ class PointContract:
     Those of Ray and the one in this process have a test class that inherits these tests.
     """
 
-    def test_a_point_is_measured_and_what_is_known_of_the_workers_stays(self, cluster: Cluster):
+    def test_point_is_measured_and_workers_stay_known(self, cluster: Cluster):
         before = cluster.devices
         assert len(before) <= cluster.capacity
         assert {device.kind for device in before} == {cluster.kind}
@@ -56,7 +56,7 @@ class PointContract:
         cluster.refresh(0.0)
         assert (cluster.devices, cluster.lost, cluster.pending) == (before, frozenset(), 0)
 
-    def test_a_rank_that_raises_is_a_failure_and_keeps_its_process(self, cluster: Cluster):
+    def test_raising_rank_keeps_its_process(self, cluster: Cluster):
         before = cluster.devices
         (answer,) = run(cluster, 0, fault="raise", rank=0)
         assert isinstance(answer, Failure)
@@ -72,13 +72,13 @@ class PointContract:
         assert places(cluster) == before
         assert failures(run(cluster, 0)) == []
 
-    def test_nobody_else_and_no_sample_is_an_empty_answer(self, cluster: Cluster):
+    def test_empty_node_gives_an_empty_answer(self, cluster: Cluster):
         seen = cluster.watch_other_users([0])
         assert failures(run(cluster, 0)) == []
         assert isinstance(seen(), OtherUsers)
         assert isinstance(cluster.telemetry(), tuple)
 
-    def test_the_facts_of_each_device_come_in_the_order_of_the_devices(self, cluster: Cluster):
+    def test_facts_come_in_device_order(self, cluster: Cluster):
         facts = cluster.read_device_facts()
         assert tuple(one.device for one in facts) == cluster.devices
         assert {one.unread for one in facts} == {""}

@@ -223,7 +223,7 @@ def test_a_kernel_interrupt_returns_what_was_measured(tmp_path):
 
 
 @pytest.mark.long
-def test_sigterm_ends_a_script_after_its_rows_are_written(tmp_path):
+def test_sigterm_ends_a_script_after_writing_rows(tmp_path):
     command = as_script(interrupted_program(tmp_path / "results"), tmp_path)
     with subprocess.Popen(command, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as process:
         wait_for_rows(process, tmp_path, 1)

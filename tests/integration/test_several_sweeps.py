@@ -92,7 +92,7 @@ def test_killed_worker_or_driver_leaves_no_processes(tmp_path, three_nodes):
     print(f"gone: children of a killed worker {child_s:.1f} s; after the driver's {took_s:.1f} s")
 
 
-def test_cluster_is_asked_for_gpus_before_it_is_joined(three_nodes):
+def test_cluster_is_asked_for_gpus_before_joining(three_nodes):
     assert find_kind(three_nodes, "auto") == "cpu"
     with pytest.raises(ClusterError, match="no Ray cluster answers there"):
         find_kind("127.0.0.1:1", "auto")

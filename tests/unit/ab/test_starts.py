@@ -76,7 +76,7 @@ def test_ratio_is_that_of_rates():
     assert pairs.log_ratios.tolist() == [[pytest.approx(math.log(0.9))]]
 
 
-def test_half_a_pair_and_failed_points_have_no_ratio():
+def test_incomplete_pairs_have_no_ratio():
     failed = row("a", status=Status.ERROR)
     starts = [
         start("old", 1, row("a")),

@@ -65,7 +65,7 @@ def test_missing_integer_does_not_turn_column_into_floats(results):
     assert points.loc[2, "params"]["hidden"] == "4096"
 
 
-def test_integers_of_a_hang_stay_integers_beside_healthy_points(tmp_path):
+def test_integers_of_a_hang_stay_integers(tmp_path):
     verdict = HangVerdict(cause=HangCause.SLEEPS, rank=1, pid=4711, waiting_ranks=(0,))
     hung = make_failed(make_point(world_size=2), hang=verdict)
     write_run(tmp_path, "run-a", [make_record(make_point()), hung])

@@ -94,7 +94,7 @@ def test_finished_and_retried_points_are_not_running():
     assert line.startswith("1 of 40 points")
 
 
-def test_time_left_is_known_before_the_first_point_ends():
+def test_time_left_is_known_at_the_start():
     console = console_of("tty")
     progress = PointProgress(PLAN, console, trials_s=400.0)
     assert drawn(progress, console)[-1] == "0 of 40 points  about 7 min left"

@@ -137,7 +137,7 @@ def test_run_is_resumed_with_its_own_section(resumed):
     assert told.startswith("--resume run-a: the code is not that of")
 
 
-def test_run_with_the_section_does_not_go_on_gpus(resumed):
+def test_run_with_the_section_skips_gpus(resumed):
     told = resumed("--device", "cuda", was_on_cpu=True).refusal
     assert told.startswith("--resume run-a: it used the section cpu: of its job, so it goes on")
 

@@ -77,7 +77,7 @@ def test_a_hanging_rank_is_reported_once_and_soon(clock):
     ("wait", "cause", "after_s"),
     [(Wait.BLOCK_END, HangCause.SKIPPED, 15), (Wait.SLEEP, HangCause.SLEEPS, 28)],
 )
-def test_without_hang_s_a_second_look_confirms_transient_causes(clock, wait, cause, after_s):
+def test_a_second_look_confirms_transient_causes(clock, wait, cause, after_s):
     told, watch = watched(Ranks(clock, wait=wait), clock, 100, hang_s=None)
     ((told_s, verdict),) = told
     assert after_s - 6 <= told_s <= after_s

@@ -101,7 +101,7 @@ def test_without_told_handlers_no_signal_is_sent(tmp_path, monkeypatch):
     assert answer.dumps.stack == answer.stack
 
 
-def test_finding_the_process_of_a_script_leaves_no_file_open(tmp_path):
+def test_finding_a_process_leaves_no_file_open(tmp_path):
     with running(tmp_path, SLEEPS) as (pid, _):
         before = len(list(Path("/proc/self/fd").iterdir()))
         assert processes.rank_process(os.getpid()) == pid

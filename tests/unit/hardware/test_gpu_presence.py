@@ -65,7 +65,7 @@ def test_gpu_without_nvml_is_an_error(gpu, monkeypatch):
     assert told.endswith("or use --device cpu")
 
 
-def test_gpu_that_nvml_does_not_list_is_an_error(gpu, monkeypatch):
+def test_gpu_missing_from_nvml_is_an_error(gpu, monkeypatch):
     nvml(monkeypatch, 0)
     assert "but NVML fails: it lists no GPU; " in refusal_of(ClusterError, count_gpus, gpu)
 
@@ -77,7 +77,7 @@ def test_gpu_without_cuda_is_an_error(gpu, monkeypatch, cuda):
     assert told.startswith("NVML lists 2 GPUs here, but CUDA fails: CUDA_ERROR_SYSTEM_NOT_READY; ")
 
 
-def test_cpu_build_of_torch_beside_a_gpu_is_an_error(gpu, monkeypatch, cuda):
+def test_cpu_torch_beside_a_gpu_is_an_error(gpu, monkeypatch, cuda):
     nvml(monkeypatch, 1)
     cuda("")
     monkeypatch.setattr(gpu_presence.metadata, "version", lambda name: "2.13.0+cpu")
@@ -94,7 +94,7 @@ def test_cpu_build_of_torch_beside_a_gpu_is_an_error(gpu, monkeypatch, cuda):
         ("import os; os.kill(os.getpid(), 11)", "its driver ends the process with signal 11"),
     ],
 )
-def test_reason_of_cuda_is_the_last_line_of_its_process(program, reason):
+def test_reason_of_cuda_is_its_last_line(program, reason):
     assert why_cuda_fails([sys.executable, "-c", program]) == reason
 
 

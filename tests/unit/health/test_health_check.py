@@ -57,7 +57,7 @@ def on_cpus(count: int) -> list[fakes.Device]:
     return [fakes.make_device(index=index, kind="cpu") for index in range(count)]
 
 
-def test_each_probe_is_run_in_three_passes_in_the_same_workers():
+def test_probes_run_in_three_passes():
     examiner, records = run_check(ChangingCluster(on_cpus(2), measure), 2)
     rounds = [record.round for record in records]
     assert rounds == sorted([1, 2, 3] * (len(rounds) // 3))
@@ -79,7 +79,7 @@ def test_environment_is_checked_once_before_the_passes():
     assert not [one for one in examiner.readings if one.test.stage == "environment"]
 
 
-def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
+def test_others_are_checked_after_devices_are_lost():
     def script(point: Point, rank: int) -> RankAnswer:
         if {"memory": 4, "launch": 3}.get(point.workload) == point.world_size and rank == 0:
             cluster.gone.add(4 - point.world_size)
@@ -98,9 +98,7 @@ def test_after_devices_are_lost_in_turn_the_others_are_checked_without_them():
     assert all(one.value is not None for one in left)
 
 
-def test_a_burn_in_begins_anew_without_a_lost_device_which_is_told_after_an_interrupt_too(
-    monkeypatch, tmp_path
-):
+def test_burn_in_begins_anew_without_a_lost_device(monkeypatch, tmp_path):
     def run_sweep(_job, start, where, _listener, examiner):
         (where.output / "runs" / start.run.run_id).mkdir(parents=True)
         cluster = ChangingCluster(on_cpus(3), measure)

@@ -166,7 +166,7 @@ def test_the_verdict_follows_the_question(findings, headline, exit_code):
     assert text.startswith(f"{question} {headline} 4 x NVIDIA H200")
 
 
-def test_a_case_has_all_tests_of_a_device_the_gravest_action_and_the_victims():
+def test_case_has_tests_gravest_action_and_victims():
     victims = [slow_pair(3, rank, culprit="alpha GPU 3") for rank in range(3)]
     gemms = [bad(3, test=f"gemm {size}") for size in (256, 2048, 8192)]
     report = report_of([*healthy(3), *gemms, *victims])
@@ -200,14 +200,14 @@ def test_a_case_has_all_tests_of_a_device_the_gravest_action_and_the_victims():
         ),
     ],
 )
-def test_a_report_fits_80_columns_and_marks_outliers_without_colour(findings, shown):
+def test_report_fits_80_columns_and_marks_outliers(findings, shown):
     text = format_health(report_of(findings))
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
     assert [words for words in shown if words not in " ".join(text.split())] == []
 
 
-def test_the_page_has_maps_of_pairs_from_four_devices_on():
+def test_page_has_maps_from_four_devices():
     for count, anchors in ((3, ["devices"]), (4, ["pairs", "devices"])):
         figures = health_figures(report_of([*healthy(count), *all_copies(count)]))
         assert [one.anchor for one in figures] == anchors
@@ -237,12 +237,12 @@ def one_bad(tmp_path):
         ("list --long", "1 of 4 GPUs is bad"),
     ],
 )
-def test_every_form_of_a_health_run_has_the_verdict(command, words, has):
+def test_every_format_of_a_check_has_the_verdict(command, words, has):
     assert has in command(*words.split()).out
 
 
 @pytest.mark.usefixtures("one_bad")
-def test_a_health_run_goes_to_no_tracker_and_its_findings_come_back_as_written(tmp_path, command):
+def test_findings_come_back_as_written(tmp_path, command):
     told = command("export", "--to", "mlflow").refusal
     assert "a health check is exported as csv, json, junit or reference" in told
     written = [(RUN, finding) for finding in (*ONE_BAD, slow_pair(0, 1))]
@@ -250,7 +250,7 @@ def test_a_health_run_goes_to_no_tracker_and_its_findings_come_back_as_written(t
     assert read_findings(tmp_path / "nothing") == []
 
 
-def test_a_check_that_was_interrupted_says_so_and_shows_no_scaling(tmp_path, command):
+def test_interrupted_check_says_so(tmp_path, command):
     argv = ("raybench", "health")
     write_run(tmp_path, RUN, [make_record()], argv=argv, status=RunStatus.INTERRUPTED)
     told = "Amber: The check did not come to its end: nothing "
@@ -297,7 +297,7 @@ def test_two_checks_are_compared_figure_by_figure(command):
     assert "4 figures is slower by more than days differ, 1 faster" in " ".join(text.split())
 
 
-def test_a_device_that_no_test_reads_any_more_is_a_regression(tmp_path, command):
+def test_device_without_readings_is_a_regression(tmp_path, command):
     for run_id, found in ((FIRST, make_finding(make_subject(3))), (SECOND, UNTESTED)):
         write_run(tmp_path, run_id, [], argv=("raybench", "health")).write_health([found])
     for runs, code in (((FIRST, SECOND), 1), ((SECOND, FIRST), 2)):
@@ -305,7 +305,7 @@ def test_a_device_that_no_test_reads_any_more_is_a_regression(tmp_path, command)
 
 
 @pytest.mark.usefixtures("two_checks")
-def test_the_history_of_checks_is_that_of_their_figures(command):
+def test_history_of_checks_has_their_figures(command):
     text = command("history", "--health").out
     assert text.startswith("4 figures over 2 checks: 1 slower when last tested than before")
     assert text.splitlines()[4].endswith("slower")
@@ -336,7 +336,7 @@ def change_of(base: float, new: float, least: float = 1.015, **changes: Any) -> 
 GEMM = {"test": "gemm fp32 8192", "unit": "TFLOP/s"}
 
 
-def test_a_rate_that_fell_is_slower_beyond_what_days_differ():
+def test_fallen_rate_is_slower_beyond_drift():
     assert change_of(50.0, 46.0, **GEMM).verdict == "same"
     found = change_of(50.0, 40.0, **GEMM)
     assert (found.verdict, found.ratio) == ("slower", 1.25)
@@ -363,7 +363,7 @@ def test_each_test_has_the_limit_of_its_verdict(settings, limit):
     assert change_of(1.0, 1.0, least=20.0, **settings).limit == 20.0
 
 
-def test_facts_waits_and_what_one_check_alone_has_are_no_figures():
+def test_facts_and_waits_are_no_figures():
     first = [
         make_finding(test="Xid errors", stage="facts", unit="errors"),
         make_finding(test=WAIT_TEST, unit="ms", stage="straggler"),
@@ -387,7 +387,7 @@ def examined(monkeypatch):
     return examine
 
 
-def test_a_list_that_cannot_be_written_is_refused_before_the_check(tmp_path, examined, command):
+def test_unwritable_list_is_refused_before_the_check(tmp_path, examined, command):
     missing = tmp_path / "missing" / "healthy.txt"
     words = ("health", "-o", tmp_path, "--healthy-devices", missing)
     assert f"{missing}: cannot be written: No such file" in command(*words, results=None).err
@@ -460,7 +460,7 @@ def test_check_of_environment_alone_shows_all_facts():
     assert "note: alpha GPU 0, alpha GPU 1" in text
 
 
-def test_bad_environment_is_a_case_with_exit_code_1():
+def test_bad_environment_ends_with_code_1():
     bad_variable = noted("NCCL_P2P_DISABLE", "set to 1; slow", verdict=Verdict.BAD)
     report = report_of([*fact_of("ECC"), *bad_variable, *healthy(2)])
     assert report.exit_code == 1

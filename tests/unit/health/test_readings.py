@@ -58,7 +58,7 @@ def record_of(probe: Probe, fleet: Fleet, *steps_ns: int, **changes) -> Record:
     return make_record(probe.point, devices=fleet.devices, measurements=measurements)
 
 
-def test_each_device_has_the_rate_of_its_own_median_step():
+def test_rate_follows_from_own_median_step():
     fleet = fleet_of()
     probe = probe_named("gemm bf16 8192", fleet)
     record = record_of(probe, fleet, 1_000_000, 2_000_000, flops_per_step=8e11)
@@ -81,7 +81,7 @@ DISPUTED = Problem(kind=ProblemKind.DISPUTED_RESULT, status=Status.TIMEOUT, deta
         (NoMajorityError.__name__, DISPUTED, DISPUTED),
     ],
 )
-def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail(error, first, second):
+def test_failed_point_names_its_device(error, first, second):
     fleet = fleet_of()
     probe = probe_named("memory 100 MB", fleet)
     told = {"error_type": error, "error_message": "no answer", "error_rank": 1}
@@ -90,7 +90,7 @@ def test_a_point_that_failed_has_no_values_and_says_which_device_made_it_fail(er
     assert [(one.value, one.problem) for one in readings] == [(None, first), (None, second)]
 
 
-def test_of_copies_by_one_local_rank_only_that_one_is_read():
+def test_only_the_copying_rank_is_read():
     fleet = fleet_of()
     [probe] = probes_named("h2d alone", fleet, local_rank=1)
     measured = record_of(probe, fleet, 100, 2_000_000)
@@ -109,7 +109,7 @@ def test_of_copies_by_one_local_rank_only_that_one_is_read():
         ("send latency 8 B", "round_trip", "alpha GPU 0 to alpha GPU 1", 1000.0),
     ],
 )
-def test_a_pair_is_named_from_where_the_bytes_come(test, direction, name, value):
+def test_pair_is_named_from_the_sender(test, direction, name, value):
     fleet = fleet_of()
     [probe] = probes_named(test, fleet, direction=direction)
     record = record_of(probe, fleet, 1_000_000, 2_000_000, message_bytes=2 * 10**8)
@@ -118,7 +118,7 @@ def test_a_pair_is_named_from_where_the_bytes_come(test, direction, name, value)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_their_own(count):
+def test_pairs_are_read_both_ways(count):
     fleet = two_nodes(count)
     read = Counter(
         (reading.test.name, reading.subject.uuids)
@@ -134,7 +134,7 @@ def test_every_pair_is_read_both_ways_and_pairs_between_nodes_are_a_test_of_thei
     assert set(read.values()) == {1}
 
 
-def test_devices_together_are_read_per_node_and_over_all():
+def test_groups_are_read_per_node_and_together():
     fleet = two_nodes()
     node, cluster = probes_named("all_reduce 1 GiB", fleet)
     figures = {"message_bytes": 2**30, "busbw_factor": 1.0}
@@ -146,7 +146,7 @@ def test_devices_together_are_read_per_node_and_over_all():
     assert (whole.subject.kind, whole.subject.name) == ("cluster", "all 4 devices")
 
 
-def test_a_training_step_is_read_in_parts_of_each_rank():
+def test_training_step_is_read_in_parts():
     fleet = fleet_of()
     probe = probe_named("step compute", fleet)
     slow = Breakdown(local_ms=((4.0, 4.2, 4.1), (5.0, 5.0, 5.2)), comm_ms=(2.0,), tail_ms=(1.5,))
@@ -183,7 +183,7 @@ def bits(*digests: int, changed: int | None = None, misplaced: int | None = None
         (bits(7, 7, 8, 9, misplaced=3), {2, 3}),
     ],
 )
-def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found, named):
+def test_wrong_bits_are_those_of_the_minority(found, named):
     problems = wrong_bits(found, fleet_of(len(found)).subjects)
     assert set(problems) == named
     is_disputed = named == {0, 1}
@@ -195,7 +195,7 @@ def test_wrong_bits_are_those_of_the_minority_or_of_who_contradicts_itself(found
     assert not wrong_bits(bits(7, 8), Fleet(devices=devices).subjects)
 
 
-def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
+def test_failed_pair_of_a_turn_is_named():
     fleet = fleet_of(4)
     probe = probes_named("send 256 MiB", fleet, direction="forward")[0]
     record = make_failed(
@@ -215,7 +215,7 @@ def test_of_a_failed_turn_the_pair_that_failed_is_told_apart_from_the_others():
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_no_point_comes_twice_in_a_check_and_each_has_a_title_of_its_own(kind, count):
+def test_points_and_titles_of_a_check_differ(kind, count):
     made = probes(fleet_of(count, kind=kind), PASS_STAGES)
     assert len({probe.point.point_id for probe in made}) == len(made)
     assert {probe.point.world_size for probe in made} == {count}
@@ -225,7 +225,7 @@ def test_no_point_comes_twice_in_a_check_and_each_has_a_title_of_its_own(kind, c
         assert {"gemm bf16 256", "memory 100 MB", "host_copy d2h local rank 1 128 MiB"} <= titles
 
 
-def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
+def test_tests_without_room_are_not_run():
     fleet = fleet_of()
     made = probes(fleet, ["alone"])
     free = {"GPU-0": 100 * 2**30, "GPU-1": 2 * 2**30}
@@ -241,7 +241,7 @@ def test_what_a_device_has_no_room_for_is_not_run_and_said_of_that_device():
 
 
 @pytest.mark.parametrize(("last", "ratio"), [(100.0, 1.0), (80.0, 1.25)])
-def test_drift_is_the_last_tenth_of_a_burn_in_against_the_first(last, ratio):
+def test_drift_compares_last_tenth_with_first(last, ratio):
     fleet = fleet_of(1)
     [probe] = probes(fleet, ["burn-in"])
     readings = [
@@ -307,7 +307,7 @@ def link_errors(kind: str, count: int) -> Problem:
     return told("link_errors", link_errors=tuple(found))
 
 
-def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
+def test_healthy_device_has_facts_and_no_problem():
     before = facts_of()
     readings = facts_readings([before], [later(before)])
     assert problems(*readings) == {}
@@ -357,13 +357,13 @@ def test_a_healthy_device_has_a_value_for_each_fact_and_no_problem():
         ({"fabric_faults": ("slow",)}, "NVLink fabric", told("fabric", names=("slow",))),
     ],
 )
-def test_each_fault_is_a_problem_of_its_own_fact_alone(changes, test, problem):
+def test_each_fault_is_one_facts_problem(changes, test, problem):
     before = facts_of()
     found = problems(*facts_readings([before], [later(before, **changes)]))
     assert found == {test: problem}
 
 
-def test_errors_from_before_the_check_count_only_where_the_device_itself_failed():
+def test_only_own_earlier_errors_count():
     before = facts_of(kernel_xids=(13, 79), ecc_errors=1, pcie_replays=10**6, nvlinks=links(crc=9))
     assert problems(*facts_readings([before], [later(before)])) == {
         "memory errors": told("memory_errors", limit=1),
@@ -376,7 +376,7 @@ def test_errors_from_before_the_check_count_only_where_the_device_itself_failed(
     assert problems(*facts_readings([before], [again])) == during
 
 
-def test_a_link_that_no_board_of_the_node_uses_is_not_missed():
+def test_unused_link_is_not_missed():
     bridged = (*LINKS[:2], *(replace(link, is_active=False) for link in LINKS[2:]))
     pair = [facts_of(index, fabric_state=None, nvlinks=bridged) for index in range(2)]
     assert problems(*facts_readings(pair, pair)) == {}

@@ -91,9 +91,7 @@ ALL, BOTH = "all 4 NVIDIA H200", "both NVIDIA H200"
 
 
 @pytest.mark.parametrize(("failed", "count"), [(0, 4), (3, 4), (0, 1)])
-def test_a_device_that_is_slow_in_the_passes_it_was_read_in_is_bad_whoever_failed_in_another(
-    failed, count
-):
+def test_device_slow_in_all_its_passes_is_bad(failed, count):
     readings = make_readings([750.0] * (count - 1) + [375.0], passes=3)
     for place, one in enumerate(readings):
         if one.pass_number == 2:
@@ -122,9 +120,7 @@ def test_a_pass_that_was_tried_again_counts_once():
 )
 @pytest.mark.parametrize("value", [None, 750.0])
 @pytest.mark.parametrize("count", [1, 4])
-def test_who_computes_something_wrong_in_all_passes_is_told_however_many_do(
-    count, value, kind, verdict, action, command
-):
+def test_wrong_results_in_all_passes_are_named(count, value, kind, verdict, action, command):
     problem = replace(WRONG, kind=kind)
     readings = [replace(one, problem=problem) for one in make_readings([value] * count)]
     fleet = devices(count, power_cap_w=400.0, power_cap_default_w=700.0)
@@ -183,14 +179,14 @@ def test_process_or_power_limit_of_one_device(changes, others_w, action, command
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_a_burn_in_that_ends_slower_is_suspect_however_many_do(count):
+def test_burn_in_that_ends_slower_is_suspect(count):
     test = make_test(name="burn-in product drift", stage="burn-in", unit="x")
     for drift, is_slow in ((1.05, False), (1.3, True)):
         found = unhealthy(judge(make_readings([drift] * count, test, passes=1), devices(count)))
         assert bool(found) == is_slow
 
 
-def test_a_device_that_fails_is_bad_and_the_one_that_it_kept_from_running_is_untested():
+def test_failing_device_is_bad_its_victim_untested():
     problems = (FAILED, NOT_READ)
     none = make_readings([None, None])
     readings = [replace(one, problem=problems[place % 2]) for place, one in enumerate(none)]
@@ -224,7 +220,7 @@ def test_a_problem_in_one_pass_of_three(problem, value, verdict, action):
             assert told == [(kind, ("alpha",)) for kind in kinds]
 
 
-def test_a_variable_is_named_only_where_it_is_set_and_the_test_uses_it():
+def test_only_used_variables_are_named():
     variables = {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_ALGO": "Tree"}
     fleet = devices(4, topology="NVLink x18", environment=variables)
     together = make_test(name="all_reduce 1 GiB", stage="together", subjects="node", unit="GB/s")
@@ -243,12 +239,12 @@ def host_links(stage: str = "host-links") -> HealthTest:
 @pytest.mark.parametrize(
     ("values", "named"), [([60.0] * 2, []), ([60.0], []), ([40.0] * 2, ["both NVIDIA H200"])]
 )
-def test_what_a_link_to_the_host_carries_is_up_to_the_host(values, named):
+def test_host_links_depend_on_the_host(values, named):
     readings = make_readings(values, host_links())
     assert list(unhealthy(judge(readings, devices(len(values))))) == named
 
 
-def test_a_lone_device_that_nothing_is_known_of_is_said_to_be_unknown():
+def test_lone_device_without_comparison_is_unknown():
     burn_in = make_test(name="burn-in product drift", stage="burn-in", unit="x")
     readings = make_readings([600.0], make_test(**UNKNOWN_MODEL)) + make_readings([1.0], burn_in)
     device, _, model = judge(readings, devices(1))
@@ -287,7 +283,7 @@ def test_a_device_is_compared_with_earlier_checks(before, now, floor, named, exp
     assert told == ([expected] if expected else [])
 
 
-def test_a_fact_is_wrong_by_itself_and_not_by_its_value():
+def test_fact_is_wrong_by_itself():
     readings = make_readings([0.0, 3.0, 0.0, 0.0], FACT, passes=1)
     assert unhealthy(judge(readings, devices(4))) == {}
     readings[1] = replace(readings[1], problem=Problem(kind=ProblemKind.NEW_XIDS, numbers=(79,)))
@@ -333,9 +329,7 @@ NODE_0_TO_1 = both_ways(*((mine, other) for mine in (0, 1) for other in (2, 3)))
         (on_nodes(6, 2), NODE_0_TO_1, {"node0 to node1"}, "pair", OF_NODE_PATH, ()),
     ],
 )
-def test_slow_pairs_have_a_device_a_node_or_a_path_as_root_cause(
-    fleet, slow, named, kind, reason, partners
-):
+def test_slow_pairs_have_a_root_cause(fleet, slow, named, kind, reason, partners):
     findings = judge(pair_readings(len(fleet), slow), fleet)
     found = unhealthy(findings)
     assert set(found) == named
@@ -348,7 +342,7 @@ def test_slow_pairs_have_a_device_a_node_or_a_path_as_root_cause(
     assert len(victims) == (0 if named == names(slow) else len(slow))
 
 
-def test_pairs_that_failed_in_a_pass_are_not_slow():
+def test_pairs_that_failed_once_are_not_slow():
     readings = [
         replace(one, value=None, problem=FAILED)
         if one.pass_number == 2 and "GPU-0" in one.subject.uuids
@@ -366,7 +360,7 @@ def straggler(wait_ms: Sequence[float], compute_ms: Sequence[float]) -> list[Rea
     return [*make_readings(wait_ms, wait), *make_readings(compute_ms, compute)]
 
 
-def test_all_ranks_are_named_that_others_of_their_model_wait_for_and_which_are_slow_alone():
+def test_all_awaited_ranks_are_named():
     late, other = straggler([4e3, 4e3, 4e3, 1e3, 1], [6e3] * 5), straggler([4, 0.1, 4], [6] * 3)
     other = [
         replace(one, subject=replace(one.subject, name=f"beta{one.subject.name[5:]}", model="A100"))
@@ -387,7 +381,7 @@ def test_all_ranks_are_named_that_others_of_their_model_wait_for_and_which_are_s
     assert (waits[0].verdict, waited.kind, round(waited.value)) == ("healthy", "waits", 4001)
 
 
-def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler():
+def test_rank_late_in_two_passes_is_no_straggler():
     readings = straggler([4, 4, 0.1, 4], [6, 6, 6, 6])
     readings = [
         replace(one, value=0.1) if one.pass_number == 3 and one.test.name == WAIT_TEST else one
@@ -396,14 +390,14 @@ def test_a_rank_that_is_late_in_two_of_three_passes_is_no_straggler():
     assert unhealthy(judge(readings, devices(4))) == {}
 
 
-def test_a_test_may_call_a_device_bad_only_when_it_is_further_off():
+def test_bad_ratio_of_a_test_is_kept():
     readings = make_readings([50.0, 25.0], make_test(floor=0.1))
     lenient = [replace(one, test=replace(one.test, bad_ratio=3.0)) for one in readings]
     assert Verdict.BAD in {one.verdict for one in judge(readings, devices(2))}
     assert Verdict.BAD not in {one.verdict for one in judge(lenient, devices(2))}
 
 
-def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none_is_slow():
+def test_often_used_devices_are_suspect():
     """Two CPU workers and a neighbour on one of two cores: gemm 1024 took 1.33 times as long."""
     test = make_test(name="gemm fp32 1024", floor=0.1)
     workers = devices(2, kind="cpu", name="Xeon")
@@ -429,7 +423,7 @@ def test_devices_that_other_programs_used_in_most_points_are_suspect_though_none
     assert unhealthy(judge([*readings[:2], *in_one_pass], workers)) == {}
 
 
-def test_what_pcie_carries_is_compared_with_the_past_and_the_peers_of_the_same_slot():
+def test_pcie_is_compared_within_the_same_slot():
     test = replace(host_links(), name="of no reference")
     half = make_finding(test=test.name, value=50.0, link="gen5 x16")
     past = [(f"run-{check}", half) for check in range(3)]
@@ -441,7 +435,7 @@ def test_what_pcie_carries_is_compared_with_the_past_and_the_peers_of_the_same_s
     assert list(unhealthy(slow)) == [ALL]
 
 
-def test_pairs_with_a_bridge_and_pairs_without_are_compared_among_themselves():
+def test_pairs_are_compared_by_their_bridges():
     # 0 with 1, and 2 with 3.
     reached = [f"{rank ^ 1}:NV, {rank ^ 2}:SYS, {rank ^ 3}:SYS" for rank in range(4)]
     fleet = [
@@ -492,7 +486,7 @@ def judge_h200s(check: int, **changes: tuple[float, float]) -> list[Judgement]:
     return [one for one in judge(readings, H200S) if one.verdict is not Verdict.HEALTHY]
 
 
-def test_two_healthy_h200s_are_healthy_and_one_with_99_of_132_multiprocessors_is_named():
+def test_confined_h200_is_named_beside_healthy_ones():
     assert judge_h200s(0) == judge_h200s(-1) == []
     [ill] = judge_h200s(0, **{"gemm bf16 8192": (684, 0.82 * 684)})
     assert (ill.subject.name, ill.test.name) == ("alpha GPU 1", "gemm bf16 8192")

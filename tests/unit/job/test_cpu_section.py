@@ -80,7 +80,7 @@ def test_overrides_of_the_section_come_before_it():
     assert dict(job.workload.parameters) == {"hidden": 64, "layers": 1}
 
 
-def test_keys_of_mappings_are_named_where_only_the_section_gives_them():
+def test_keys_given_by_the_section_are_named():
     text = HEAD + "workload: {kind: gemm}\ncpu: {matrix: {m: [8], n: [8]}}\n"
     assert replaced(text) == ["matrix.m", "matrix.n"]
 
@@ -137,7 +137,7 @@ def test_override_that_is_wrong_is_named_itself():
     assert line.startswith("--set workload.hidden=none: workload.hidden: ")
 
 
-def test_job_that_needs_a_gpu_says_so_in_one_line():
+def test_job_without_its_gpu_is_one_line():
     text = HEAD + "workload: {kind: gemm}\nmatrix: {m: [8], n: [8], k: [8]}\n"
     text += "cpu: {why_not: NCCL runs on GPUs only}\n"
     with pytest.raises(ClusterError) as caught:

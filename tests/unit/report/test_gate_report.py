@@ -122,7 +122,7 @@ def test_disturbances_are_counted_by_start():
     assert "The SM clock of a point differed by up to 4.2 % between starts." in said
 
 
-def test_failing_points_of_several_nodes_ask_for_a_shared_folder():
+def test_failing_points_ask_for_a_shared_folder():
     why = OpenReason(kind=WhyOpen.FAILED, side=Side.NEW, text="error: no module")
     failed = point("not_measured", why=why)
     assert "The 2 nodes must share the folder of the gate" in text(failed, hosts=2)

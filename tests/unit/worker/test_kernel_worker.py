@@ -36,7 +36,7 @@ def test_product_is_timed_with_its_operations():
     assert answer.flops_per_step == 2.0 * 256**3
 
 
-def test_error_becomes_a_failure_and_the_worker_goes_on():
+def test_worker_goes_on_after_an_error():
     worker = KernelWorker("cpu", 0)
     failed = answer_to(worker, "memory 16 MB", size_bytes=6)
     assert isinstance(failed, Failure)
