@@ -78,6 +78,7 @@ def test_only_another_class_gets_new_processes(cluster):
     assert first != second == third
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_slow_rank_is_named_with_its_delay(cluster, slow_rank):
     # Other work on the host may delay the other rank now and then.

@@ -13,6 +13,7 @@ def check(output, *options, **variables):
     return raybench(*words, "-o", output, *options, env={**os.environ, **variables})
 
 
+@pytest.mark.long
 def test_costly_variable_is_noted_on_sound_cluster(tmp_path):
     done = check(tmp_path, "--json", NCCL_P2P_DISABLE="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -21,6 +21,7 @@ def first_commands():
     return [shlex.split(line) for line in lines if line.startswith("raybench ")][:2]
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_first_commands_of_the_readme_keep_their_promise(tmp_path):
     init, sweep = first_commands()

@@ -8,6 +8,7 @@ from tests.hang_workloads import KINDS, ONLY_NCCL
 ON_GLOO = [kind for kind in KINDS if kind not in ONLY_NCCL]
 
 
+@pytest.mark.long
 def test_a_hang_ends_its_point_soon(tmp_path):
     cases = [Case(kind="sleep")]
     write_job(tmp_path, cases, world_size=2)

@@ -8,6 +8,8 @@ import pytest
 
 from tests.integration.sweeps import cpu_sweep, raybench, table, write_text
 
+pytestmark = pytest.mark.long
+
 FAKE_NVML = Path(__file__).parent / "fake_nvml"
 CLASS = """\
 import json
@@ -129,7 +131,6 @@ def test_a_fault_of_a_gpu_becomes_its_doubt(swept, kind):
     assert doubt["point_id"] == faulty["point_id"]
 
 
-@pytest.mark.long
 def test_a_step_that_gets_slower_is_a_drift(tmp_path):
     (tmp_path / "slowing.py").write_text(DRIFTING)
     write_text(

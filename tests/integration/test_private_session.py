@@ -60,6 +60,7 @@ def ask_without_token(head):
     return asked.stderr
 
 
+@pytest.mark.long
 def test_private_ray_listens_on_loopback_with_secret_token(private, place):
     driver, _ = private
     processes = {driver.pid, *descendants(driver.pid)}

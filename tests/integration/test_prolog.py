@@ -108,6 +108,7 @@ def test_textfile_is_asked_for(prolog, tmp_path):
     assert path.read_text() == "metrics"
 
 
+@pytest.mark.long
 def test_real_prolog_passes_a_healthy_host(prolog, tmp_path):
     done = prolog.real("health-prolog.sh", RAYBENCH_BIN=str(RAYBENCH.parent), HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -85,6 +85,7 @@ class TestRay(PointContract):
         after = process_ids(cluster)
         assert (after[:2], after[2] == before[2]) == (before[:2], False)
 
+    @pytest.mark.long
     def test_all_workers_are_there_after_a_restart(self, cluster):
         """In new processes, as are fresh workers."""
         assert failures(run(cluster, *self.ALL)) == []

@@ -46,6 +46,7 @@ def test_second_sweep_is_refused_without_leaving_a_run(first, tmp_path):
     assert not list((tmp_path / "results").glob("runs/*"))
 
 
+@pytest.mark.long
 def test_shared_sweep_is_visible_and_records_other_users(first, three_nodes, tmp_path):
     where = ("--address", three_nodes)
     with begin(tmp_path, "--shared", *where, stdout=subprocess.DEVNULL) as second:

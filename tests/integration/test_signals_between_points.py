@@ -4,6 +4,8 @@ import pytest
 
 from tests.integration.sweeps import cpu_sweep, table, write_text
 
+pytestmark = pytest.mark.long
+
 CLASS = """\
 import faulthandler
 import signal
@@ -65,7 +67,6 @@ def points(tmp_path_factory):
     return table(folder)
 
 
-@pytest.mark.long
 def test_points_after_left_signals_are_ok(points):
     assert list(points["status"]) == ["ok"] * 7, list(points["error_message"])
 

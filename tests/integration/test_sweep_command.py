@@ -120,9 +120,10 @@ def hanging_sweep(folder, **more):
         yield process
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "told",
-    [pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.long), (signal.SIGTERM,)],
+    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM,)],
 )
 def test_stopping_keeps_finished_points_and_exits_130(tmp_path, told):
     with hanging_sweep(tmp_path) as process:

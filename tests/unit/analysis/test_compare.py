@@ -162,6 +162,7 @@ def test_gate_is_unclear_when_changes_cannot_be_excluded(tmp_path, command):
     assert "BASE base0, base1, base2" in flat(command("compare", *SIDES, "--full").out)
 
 
+@pytest.mark.long
 def test_shift_of_whole_runs_is_no_regression(tmp_path, command):
     # Three runs on either side that differ by 2 %, each moving 8 points and 2 rounds alike.
     found = 0

@@ -141,6 +141,7 @@ def run_rank(rank, store):
 answers = answers_of_ranks(run_rank, 2)
 
 
+@pytest.mark.long
 def test_ranks_of_torchrun_measure_together(answers):
     medians_ms, rates, ranks, methods = zip(*answers, strict=True)
     assert min(medians_ms) >= 8, "the slowest rank sets the pace"

@@ -49,6 +49,7 @@ def test_steps_without_interval_are_not_predicted(tmp_path, command):
     assert "±10 % (1: too few samples, 2: too few samples)" in refusal
 
 
+@pytest.mark.long
 def test_the_accuracy_script_writes_its_figures(tmp_path):
     output = tmp_path / "prediction.json"
     script = [sys.executable, "-m", "benchmarks.prediction_accuracy", "-o", str(output)]

@@ -24,7 +24,7 @@ CHECKS = 150
     "cell",
     [
         pytest.param(Cell("full", "cuda", 2, True), marks=pytest.mark.long),
-        Cell("quick", "cuda", 4, False),
+        pytest.param(Cell("quick", "cuda", 4, False), marks=pytest.mark.long),
         Cell("quick", "cpu", 2, False),
     ],
     ids=str,

@@ -130,6 +130,7 @@ print(json.dumps([done, runs]))
 """
 
 
+@pytest.mark.long
 def test_mlflow_gets_each_run_and_point_once(summary, tmp_path):
     variables = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     store, results = tmp_path / "mlruns", tmp_path / "results"
