@@ -16,6 +16,8 @@ from tests.integration.health_runs import BETWEEN, CHECK, ill
 from tests.integration.namespaces import needs_hosts, needs_tc, ray_hosts, slow_path
 from tests.integration.sweeps import table, wait_for_rows
 
+pytestmark = pytest.mark.long
+
 ALL = ["alone", "pairs", "together", "smoke", "straggler"]
 SOME = (
     "gemm fp32 512,same bits fp32 256,send 4 MiB,send latency 8 B,all_reduce 32 KiB,"
@@ -53,7 +55,6 @@ def checked(tmp_path_factory):
         return end_of(check), output
 
 
-@pytest.mark.long
 def test_flipped_bit_is_reported_with_its_worker(tmp_path):
     # Of one test alone: before another class workers would get new processes.
     with check_of(tmp_path, ["alone"], FLIP_BITS="1", HEALTH_TESTS="same bits fp32 256") as check:
@@ -69,7 +70,6 @@ def test_flipped_bit_is_reported_with_its_worker(tmp_path):
     assert drained == [("failed twice", "worker 1", "same bits fp32 256")]
 
 
-@pytest.mark.long
 def test_busy_neighbour_is_named_with_its_user(tmp_path):
     hog = [sys.executable, "-c", "while True: pass"]
     with subprocess.Popen(hog) as first, subprocess.Popen(hog) as second:
@@ -108,7 +108,6 @@ def test_every_stage_and_pair_direction_is_judged(checked):
     assert (sends["value"] > 0).all()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("harm", "reason"), [(signal.SIGSTOP, "timed out"), (signal.SIGKILL, "worker lost")]
 )
@@ -127,7 +126,6 @@ def test_check_names_frozen_or_killed_worker_and_continues(harm, reason, tmp_pat
     assert [node["state"] for node in found["nodes"]] == ["suspect"]
 
 
-@pytest.mark.long
 @needs_hosts
 @needs_tc
 def test_slow_link_is_reported_as_a_pair(tmp_path):
