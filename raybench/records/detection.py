@@ -31,7 +31,8 @@ class DetectionLimit:
     found_share: float
     # Simulated checks with a slow device.
     checks: int
-    # Simulated checks of healthy devices; those that named something; those that drain a node.
+    # Simulated checks of healthy devices. alarms: checks that named something. drains: checks that
+    # drain a node.
     healthy_checks: int
     alarms: int
     drains: int

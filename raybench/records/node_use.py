@@ -46,7 +46,7 @@ class TroubleKind(StrEnum):
 
     # In a call of the driver, while the processes of other devices have answered.
     STUCK = "stuck"
-    # By a signal from outside.
+    # Another process stopped or killed the device's process by a signal.
     STOPPED = "stopped"
     KILLED = "killed"
     LATE = "late"
