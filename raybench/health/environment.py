@@ -28,8 +28,8 @@ _VERSIONS = ("raybench", "python", "torch", "ray")
 _VERSIONS_OF_GPUS = ("cuda", "nccl", "driver")
 # Versions that pip installs.
 _PACKAGES = ("raybench", "torch", "ray")
-# raybench sets this variable itself for each node.
-_SET_BY_RAYBENCH = frozenset({"GLOO_SOCKET_IFNAME"})
+# raybench sets these variables itself, for each node and for each process.
+_SET_BY_RAYBENCH = frozenset({"GLOO_SOCKET_IFNAME", "NCCL_RAS_ADDR"})
 
 # Name -> text on each device, by rank; None if the device does not report it.
 _Texts = Mapping[str, Sequence[str | None]]

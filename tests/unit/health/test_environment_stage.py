@@ -223,6 +223,9 @@ def test_variable_of_one_worker_is_found_with_owner():
         in told["variables"].evidence
     )
     assert told["NCCL_P2P_DISABLE"].evidence == "NCCL_P2P_DISABLE (alpha GPU 1)"
-    # raybench chooses this variable itself for each node.
-    own = (healthy(r, environment={"GLOO_SOCKET_IFNAME": f"eth{r}"}) for r in range(2))
+    # raybench chooses these variables itself.
+    own = (
+        healthy(r, environment={"GLOO_SOCKET_IFNAME": f"eth{r}", "NCCL_RAS_ADDR": f"127.0.0.1:{r}"})
+        for r in range(2)
+    )
     assert not wrong(facts(*own))
