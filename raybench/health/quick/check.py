@@ -66,7 +66,7 @@ _STARTED_S: Mapping[DeviceKind, float] = {"cpu": 19.0, "cuda": 16.0}
 # Latest start of a second run, and of a new process.
 _SECOND_RUN_S, _RESTART_S = 21.0, 14.0
 # Limits of single requests to the node's process and to the devices' processes.
-_COUNT_S, _FIRST_LOOK_S, _LOOK_S, _STORE_S = 8.0, 5.0, 1.5, 1.0
+_COUNT_S, _FIRST_LOOK_S, _LOOK_S, _STORE_S = 8.0, 5.0, 3.0, 1.0
 # The limit of a collective is longer: connecting all devices takes seconds.
 _TEST_S, _TOGETHER_S = 6.0, 9.0
 # With less time a test is skipped.
@@ -190,7 +190,7 @@ class _Check:
             first=(*self._judge_facts(before, after), *judged),
             second=judged_again,
             uses=self._uses(before_start, before, after),
-            load=_load(before, after),
+            load=_load(before or before_start, after),
             skipped=tuple(dict.fromkeys(skipped)),
         )
         has_references = any((references or SHIPPED).entries(name) for name in self._models())
