@@ -67,7 +67,7 @@ _ENVIRONMENT_MEASURE = Measure(
     warmup=Span(min=5, max=5), iterations=20, max_seconds=2.0, timeout_s=120.0, breakdown=False
 )
 # Waits in a step depend on the hosts, whose speed fluctuates within tenths of a second.
-_ITERATIONS_OF_PARTS = 100
+_CHANGES_FOR_PARTS = {"breakdown": True, "iterations": 100}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,8 +291,7 @@ class Examiner(PointSource):
         if probe is not None and _runs_once(probe):
             return _ENVIRONMENT_MEASURE
         if probe is not None and probe.test.reads == "parts":
-            # By default only the first round makes a breakdown; this test needs one in each round.
-            return self.measure.model_copy(update={"iterations": _ITERATIONS_OF_PARTS})
+            return self.measure.model_copy(update=_CHANGES_FOR_PARTS)
         return None
 
     def note(self, record: Record) -> None:
