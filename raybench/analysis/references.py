@@ -136,7 +136,8 @@ class Entry(Quantity):
     dates: str
     # Where the range comes from, if its values are not known.
     source: str = ""
-    # The values from which the range is computed; empty if only the range is known.
+    # The values from which the range is computed: run_id -> devices -> values of starts. Empty if
+    # only the range is known.
     measured: Measured = {}
 
     @cached_property
@@ -194,7 +195,7 @@ class ReferenceFile(_Strict):
             if not entry.low <= entry.value <= entry.high:
                 raise ValueError(f"must have low <= value <= high in {entry.metric} of {entry.of}")
             for run_id, starts_by_devices in entry.measured.items():
-                uuids = _uuids("+".join(starts_by_devices))
+                uuids = _uuids(*starts_by_devices)
                 if run_id not in self.runs or not uuids <= set(self.devices):
                     names = " ".join(starts_by_devices)
                     raise ValueError(f"must list the run and devices of {run_id} {names}")
@@ -213,12 +214,13 @@ def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, flo
     from scipy.stats import norm, t
 
     count = len(devices)
-    logs = [np.log(starts) for starts in devices]
-    means = np.array([starts.mean() for starts in logs])
+    # All statistics are of logarithms.
+    log_starts = [np.log(starts) for starts in devices]
+    device_means = np.array([logs.mean() for logs in log_starts])
     # Variance between starts of the same device.
-    degrees = sum(len(starts) - 1 for starts in logs)
-    squares = sum(float(((starts - starts.mean()) ** 2).sum()) for starts in logs)
-    variance_of_starts = squares / max(degrees, 1)
+    degrees_of_freedom = sum(len(logs) - 1 for logs in log_starts)
+    sum_of_squares = sum(float(((logs - logs.mean()) ** 2).sum()) for logs in log_starts)
+    variance_of_starts = sum_of_squares / max(degrees_of_freedom, 1)
     # Lower bound of the half width.
     quantile = (1 + _CONFIDENCE) / 2
     min_half_width = _MIN_HALF_WIDTH_OF_ONE_DEVICE if count == 1 else _MIN_HALF_WIDTH
@@ -226,13 +228,15 @@ def predict_range(devices: Sequence[Sequence[float]]) -> tuple[float, float, flo
     if count > 1:
         # The mean over k starts keeps only 1/k of the variance of starts, so add the lost part
         # (unweighted means: J. D. Thomas, R. A. Hultquist, Annals of Statistics 6(3), 1978).
-        lost_share = 1 - np.mean([1 / len(starts) for starts in logs])
-        variance = float(means.var(ddof=1)) + variance_of_starts * lost_share
-        by_devices = t.ppf(quantile, count - 1) * (variance * (1 + 1 / count)) ** 0.5
-        half_width = max(half_width, by_devices)
-    mean = means.mean()
-    ends = (mean, mean - half_width, mean + half_width)
-    value, low, high = (_rounded(float(np.exp(end))) for end in ends)
+        lost_share = 1 - np.mean([1 / len(logs) for logs in log_starts])
+        variance = float(device_means.var(ddof=1)) + variance_of_starts * lost_share
+        # The difference between a new device and the mean of n devices has 1 + 1/n times the
+        # variance of a device.
+        predicted_half_width = t.ppf(quantile, count - 1) * (variance * (1 + 1 / count)) ** 0.5
+        half_width = max(half_width, predicted_half_width)
+    mean = device_means.mean()
+    log_values = (mean, mean - half_width, mean + half_width)
+    value, low, high = (_rounded(float(np.exp(log_value))) for log_value in log_values)
     return value, low, high
 
 
@@ -251,7 +255,9 @@ def reference_files(
         measured: the positive values of the run. Several values of the same quantity and devices
             are several starts. Values of unknown devices are left out.
     """
-    versions, locations = dict(run.versions), {}
+    versions = dict(run.versions)
+    # UUID -> host and index, such as `alpha 3`.
+    locations: dict[str, str] = {}
     for device in devices:
         versions |= {**dict(device["versions"] or {}), "driver": device["driver_version"] or ""}
         if device["uuid"]:
@@ -266,10 +272,11 @@ def reference_files(
             key = (value.model, value.key, value.fabric)
             _, starts_by_devices = quantities.setdefault(key, (value, {}))
             starts_by_devices.setdefault(value.devices, []).append(_rounded(value.value))
-    for first, starts_by_devices in quantities.values():
-        empty = ReferenceFile(model=first.model, runs=runs, devices=locations, quantities=[])
-        file = files.setdefault(first.model, empty)
-        file.quantities.append(_make_entry(first, {run.run_id: starts_by_devices}, file))
+    for first_value, starts_by_devices in quantities.values():
+        model = first_value.model
+        empty = ReferenceFile(model=model, runs=runs, devices=locations, quantities=[])
+        file = files.setdefault(model, empty)
+        file.quantities.append(_make_entry(first_value, {run.run_id: starts_by_devices}, file))
     return list(files.values())
 
 
@@ -309,18 +316,21 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
     # Starts that share a UUID may be of the same device, so they count as one group.
     groups = _join_overlapping(_device_sets(measured))
     starts_by_group: list[list[float]] = [[] for _ in groups]
-    are_together = False
+    worked_together = False
     for starts_by_devices in measured.values():
         for devices, starts in starts_by_devices.items():
-            index = next(i for i, group in enumerate(groups) if group & _uuids(devices))
+            uuids = _uuids(devices)
+            # The groups are disjoint, so a single group has these devices.
+            [index] = [index for index, group in enumerate(groups) if group & uuids]
             starts_by_group[index] += starts
-            are_together = are_together or "+" in devices
+            worked_together = worked_together or "+" in devices
     value, low, high = predict_range(starts_by_group)
     # Unless devices worked together, it is unknown which device of a group was used: count one.
-    used: set[str] = set()
+    used_uuids: set[str] = set()
     for group in groups:
-        used |= group if are_together else {min(group)}
+        used_uuids |= group if worked_together else {min(group)}
     dates = sorted({file.runs[run_id].date for run_id in measured})
+    first_month, last_month = f"{dates[0]:%B %Y}", f"{dates[-1]:%B %Y}"
     return Entry(
         of=quantity.of,
         metric=quantity.metric,
@@ -329,31 +339,36 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
         value=value,
         low=low,
         high=high,
-        devices=len(used),
-        hosts=_count_hosts(used, measured, file.devices),
+        devices=len(used_uuids),
+        hosts=_count_hosts(used_uuids, measured, file.devices),
         starts=sum(map(len, starts_by_group)),
         days=len(dates),
-        dates=" to ".join(dict.fromkeys(f"{day:%B %Y}" for day in (dates[0], dates[-1]))),
+        dates=first_month if first_month == last_month else f"{first_month} to {last_month}",
         measured={run_id: dict(sorted(measured[run_id].items())) for run_id in sorted(measured)},
     )
 
 
-def _count_hosts(used: set[str], measured: Measured, locations: Mapping[str, str]) -> int:
+def _count_hosts(
+    used_uuids: set[str],
+    measured: Measured,
+    locations: Mapping[str, str],  # UUID -> host name and index, such as `alpha 3`
+) -> int:
     """Return the smallest number of hosts that the devices with these UUIDs may be on."""
-    used_by_name: dict[str, set[str]] = {}
-    for uuid in used:
+    uuids_by_host_name: dict[str, set[str]] = {}
+    for uuid in used_uuids:
         host_name, _, _ = locations[uuid].rpartition(" ")
-        used_by_name.setdefault(host_name, set()).add(uuid)
-    # Several hosts may share a name. Devices with the same name and index are on different hosts,
-    # but the devices of one run with this name are on one host.
+        uuids_by_host_name.setdefault(host_name, set()).add(uuid)
     hosts = 0
-    for devices in used_by_name.values():
-        devices_per_location = Counter(locations[uuid] for uuid in devices)
-        devices_of_runs = [
-            _uuids("+".join(by_devices)) & devices for by_devices in measured.values()
+    # Several hosts may share a name.
+    for uuids_of_name in uuids_by_host_name.values():
+        # Devices with the same host name and index are on different hosts.
+        devices_per_location = Counter(locations[uuid] for uuid in uuids_of_name)
+        # Devices of one run with the same host name are on one host.
+        uuids_by_run = [
+            _uuids(*starts_by_devices) & uuids_of_name for starts_by_devices in measured.values()
         ]
-        groups = _join_overlapping(filter(None, devices_of_runs))
-        hosts += min(max(devices_per_location.values()), len(groups))
+        groups_on_one_host = _join_overlapping(uuids for uuids in uuids_by_run if uuids)
+        hosts += min(max(devices_per_location.values()), len(groups_on_one_host))
     return hosts
 
 
@@ -373,9 +388,9 @@ def _join_overlapping(groups: Iterable[set[str]]) -> list[set[str]]:
     return disjoint
 
 
-def _uuids(devices: str) -> set[str]:
+def _uuids(*devices: str) -> set[str]:
     """Return the UUIDs of devices that are joined as in `Measured`, such as "A+B"."""
-    return set(re.split(r"[+/]", devices))
+    return set(re.split(r"[+/]", "+".join(devices)))
 
 
 class References:
@@ -599,6 +614,7 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
     Args:
         of: the settings of a quantity (`Quantity.of`).
     """
+    # A health check has a test such as "gemm bf16"; a point has a workload and a precision.
     words = [*of.get("test", "").split(), of.get("workload", ""), of.get("precision", "")]
     if words[0] == "gemm":
         return dense_peak_tflops(model, words[1])
@@ -706,6 +722,7 @@ def _impossible_rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doub
     # because its shape may be faster than the shapes of the reference.
     product_tflops = 0.0
     for entry in entries:
+        # A health check names the precision in its test, such as "gemm bf16".
         precisions = (entry.of.get("precision"), *entry.of.get("test", "").split())
         is_product = entry.unit == "TFLOP/s" and row.precision in precisions
         if is_product and row.workload != "gemm":
@@ -732,6 +749,7 @@ def _impossible_rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doub
             _REFERENCE_TOLERANCE,
         ),
         (
+            # A bus cannot be faster than a copy between two devices.
             "busbw_gb_s",
             row.busbw_gb_s if row.world_size > 1 else None,
             largest_of_tests("copy "),
