@@ -6,7 +6,6 @@ sentences.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -106,7 +105,7 @@ class LargestBatches:
     has_interval: ClassVar = False
     batches: tuple[LargestBatch, ...]
     # The settings in which the series differ.
-    apart: tuple[str, ...]
+    differing_settings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ class SpeedUps:
     asks_for_rounds: ClassVar = False
     world_size: int
     baseline: Mapping[str, Any]
-    # An insight for each value of the first setting in which points differ, or a single insight.
+    # A range for each value of the first setting in which points differ, or a single range.
     series: tuple[SpeedUpRange, ...]
     # The speed-up of perfect scaling; None if a point has no efficiency, or devices of several
     # models.
@@ -150,9 +149,10 @@ class SpeedUps:
     @property
     def has_interval(self) -> bool:
         """Whether a sentence on the speed-ups has an interval."""
-        known = [line for line in self.series if line.half_width is not None]
+        known = [speed_ups for speed_ups in self.series if speed_ups.half_width is not None]
+        has_single_point = any(len(speed_ups.rows) == 1 for speed_ups in known)
         # A range over several points has an interval only if the intervals of all series are known.
-        return any(len(line.rows) == 1 for line in known) or len(known) == len(self.series)
+        return has_single_point or len(known) == len(self.series)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +277,7 @@ class RunAnswer:
     # The answer on uneven shares; None if the run has none.
     shares: BestShares | None
     # The answer if uneven shares are ignored.
-    found: Conclusion
+    conclusion: Conclusion
     ranking: Ranking | Values | NothingMeasured
     uncompared: Uncompared | None
     # Number of ok points with a single round; 0 if they leave no interval of the answer unknown.
@@ -290,7 +290,7 @@ class RunAnswer:
     @property
     def leading(self) -> Conclusion:
         """The answer that a report begins with."""
-        return self.shares or self.found
+        return self.shares or self.conclusion
 
     @cached_property
     def doubts(self) -> tuple[DoubtGroup, ...]:
@@ -329,53 +329,55 @@ class RunAnswer:
 
 def decide(data: RunData) -> RunAnswer:
     """Return what a run answers."""
-    asked = _asked(data)
-    case_settings = _case_settings(data, asked)
+    question = _question_of_job(data)
+    case_settings = _case_settings(data, question)
     compared = tuple(name for name in data.settings if name not in case_settings)
-    ranked_by = _ranked_by(data, asked)
+    ranked_by = _ranked_by(data, question)
     metric = with_declaration(find_metric(data.rows, ranked_by.metric), data.rows)
     cases = make_cases(data, metric, case_settings, compared, ranked_by.best == "max")
     batches = _largest_batches(data.rows)
     shares, ranking = best_shares(data.fleets), rank(metric, cases)
-    found = _found(data, asked, batches, ranking)
-    uncompared = None if batches else _uncompared(data, asked)
+    conclusion = _choose_conclusion(data, question, batches, ranking)
+    uncompared = None if batches else _uncompared(data, question)
     # Memory is the same in each round, so more rounds do not help.
     is_exact = bool(batches) or (metric is not None and metric.format == "gib")
     more_rounds = _more_rounds(data)
     return RunAnswer(
         data=data,
-        asked=asked,
+        asked=question,
         case_settings=case_settings,
         compared_settings=compared,
         ranked_by=ranked_by,
         metric=metric,
         cases=cases,
-        ordered=_ordered(data, asked, case_settings),
+        ordered=_rows_best_first(data, question, case_settings),
         largest_batches=batches,
         shares=shares,
-        found=found,
+        conclusion=conclusion,
         ranking=ranking,
         uncompared=uncompared,
-        single_starts=0 if is_exact else _single_starts(data, shares or found),
+        single_starts=0 if is_exact else _single_starts(data, shares or conclusion),
         impossible=sum(map(has_impossible, data.rows)),
         more_rounds=more_rounds,
         next_command=_next_command(data, None if is_exact else more_rounds),
     )
 
 
-def _asked(data: RunData) -> Answer:
+def _question_of_job(data: RunData) -> Answer:
     """Return the question of the job, with the names of settings that rows have."""
     # The job file says batch_size or global_batch_size where rows say `batch`.
-    batch = next(filter(None, map(batch_column, data.rows)), "batch")
-    names = [batch if name == "batch" else name for name in varying(data.rows)]
+    batch_columns = [column for column in map(batch_column, data.rows) if column]
+    name_in_job = batch_columns[0] if batch_columns else "batch"
+    names = [name_in_job if name == "batch" else name for name in varying(data.rows)]
     on_cpu = bool(data.run.cpu_section)
-    asked = answer_of_run(data.run.job_text, data.overrides, names, on_cpu=on_cpu)
-    return replace(asked, over=tuple("batch" if name == batch else name for name in asked.over))
+    question = answer_of_run(data.run.job_text, data.overrides, names, on_cpu=on_cpu)
+    compared = tuple("batch" if name == name_in_job else name for name in question.over)
+    return replace(question, over=compared)
 
 
-def _case_settings(data: RunData, asked: Answer) -> tuple[str, ...]:
+def _case_settings(data: RunData, question: Answer) -> tuple[str, ...]:
     """Return the settings that are not compared; their values make the cases."""
-    asked_settings = [name for name in data.settings if name in asked.over]
+    asked_settings = [name for name in data.settings if name in question.over]
     # Batch and accumulation are sizes, but a job that asks for nothing else compares them.
     if asked_settings and {"batch", "grad_accumulation"}.issuperset(asked_settings):
         return tuple(name for name in data.settings if name not in asked_settings)
@@ -396,29 +398,31 @@ def _cases_first(settings: Iterable[str], case_settings: Sequence[str]) -> list[
     return sorted(settings, key=lambda name: name not in case_settings)
 
 
-def _ordered(data: RunData, asked: Answer, case_settings: Sequence[str]) -> tuple[ScaledRow, ...]:
+def _rows_best_first(
+    data: RunData, question: Answer, case_settings: Sequence[str]
+) -> tuple[ScaledRow, ...]:
     """Return the rows case by case, the best first; by settings if the metric cannot rank them."""
-    metric = None if asked.metric in RATIOS else find_metric(data.rows, asked.metric)
+    metric = None if question.metric in RATIOS else find_metric(data.rows, question.metric)
     names = list(case_settings) if metric else _cases_first(data.settings, case_settings)
 
     def order(row: ScaledRow) -> tuple[object, ...]:
         case = [setting_order(setting_of(row, name)) for name in names]
         value = value_of(row, metric) if metric and row.status == "ok" else None
-        smallest_first = (value or 0.0) * (-1 if asked.best == "max" else 1)
+        smallest_first = (value or 0.0) * (-1 if question.best == "max" else 1)
         # Points without a value come last in their case.
         return case, value is None, smallest_first
 
     return tuple(sorted(data.rows, key=order))
 
 
-def _ranked_by(data: RunData, asked: Answer) -> Answer:
+def _ranked_by(data: RunData, question: Answer) -> Answer:
     """Return the question with a metric that was measured and needs no baseline."""
-    if asked.metric not in (*RATIOS, "batch_size") and find_metric(data.rows, asked.metric):
-        return asked
+    if question.metric not in (*RATIOS, "batch_size") and find_metric(data.rows, question.metric):
+        return question
     for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device"):
         if find_metric(data.rows, name) is not None:
-            return replace(asked, metric=name, best="max")
-    return replace(asked, metric="step_ms_p50", best="min")
+            return replace(question, metric=name, best="max")
+    return replace(question, metric="step_ms_p50", best="min")
 
 
 def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
@@ -434,17 +438,18 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
     batches = []
     for series_rows in series.values():
         too_large = [row.batch_size or 0 for row in series_rows if row.status is Status.OOM]
-        ran_out = min(too_large, default=0)
+        # 0: the search has not reached a batch that does not fit.
+        smallest_too_large = min(too_large, default=0)
         fitting = {row.batch_size or 0: row for row in series_rows if row.status is Status.OK}
-        largest = max((size for size in fitting if size < ran_out), default=None)
-        if largest is None or not is_largest_known(largest, ran_out):
+        largest = max((size for size in fitting if size < smallest_too_large), default=None)
+        if largest is None or not is_largest_known(largest, smallest_too_large):
             continue
         row = fitting[largest]
         batches.append(
             LargestBatch(
                 settings={name: setting_of(row, name) for name in names},
                 batch_size=largest,
-                ran_out=ran_out,
+                ran_out=smallest_too_large,
                 peak_mem_allocated_bytes=row.peak_mem_allocated_bytes,
                 row=row,
             )
@@ -456,9 +461,9 @@ def _largest_batches(rows: Iterable[ScaledRow]) -> tuple[LargestBatch, ...]:
     return tuple(sorted(batches, key=order))
 
 
-def _found(
+def _choose_conclusion(
     data: RunData,
-    asked: Answer,
+    question: Answer,
     batches: Sequence[LargestBatch],
     ranking: Ranking | Values | NothingMeasured,
 ) -> Conclusion:
@@ -467,11 +472,11 @@ def _found(
         largest_first = sorted(batches, key=lambda batch: -batch.batch_size)
         differing = []
         for name in largest_first[0].settings:
-            values = {str(batch.settings[name]) for batch in largest_first}
-            if len(values) > 1:
+            texts = {str(batch.settings[name]) for batch in largest_first}
+            if len(texts) > 1:
                 differing.append(name)
-        return LargestBatches(batches=tuple(largest_first), apart=tuple(differing))
-    if asked.metric not in RATIOS or not rows_compared(data.rows):
+        return LargestBatches(batches=tuple(largest_first), differing_settings=tuple(differing))
+    if question.metric not in RATIOS or not rows_compared(data.rows):
         return ranking
     return _speed_ups(data) if is_scaling(data) else _gains(data)
 
@@ -490,7 +495,7 @@ def speed_up_half_width(row: ScaledRow) -> float | None:
     return relative_half_width(row.speed_up_low, row.speed_up, row.speed_up_high)
 
 
-def _speed_up(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> SpeedUpRange:
+def _speed_up_range(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> SpeedUpRange:
     """Return the speed-up of one point, or the range over several points."""
     speed_ups = [row.speed_up or 0.0 for row in rows]
     # The best of many points is best partly by chance, so take the widest interval of all points.
@@ -517,7 +522,8 @@ def _speed_ups(data: RunData) -> SpeedUps:
         rows_by_series, series_names = {"": rows}, []
     series = []
     for series_rows in rows_by_series.values():
-        series.append(_speed_up(series_rows, known_settings(series_rows[0], series_names)))
+        settings = known_settings(series_rows[0], series_names)
+        series.append(_speed_up_range(series_rows, settings))
     # The ratio of ranks is the ideal only if all devices are equally fast.
     has_several_models = any(len(set(row.models_by_rank or ())) > 1 for row in rows)
     efficiencies = sorted(row.efficiency for row in rows if row.efficiency is not None)
@@ -555,6 +561,7 @@ def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
             points_by_cause[max(causes, key=lambda name: getattr(row, name) or 0.0)] += 1
     cause = max(points_by_cause, key=lambda name: points_by_cause[name], default=None)
     count, shares = points_by_cause[cause or ""], [0.0]
+    # The share of a cause in the loss is only told if all losing points have this main cause.
     if cause is not None and count == len(losing):
         shares = [min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing]
     return MainLoss(
@@ -576,6 +583,7 @@ def reasons_of_unknown_losses(rows: Iterable[ScaledRow]) -> dict[LossesUnknown, 
 def _gains(data: RunData) -> Gains:
     """Return a speed-up for each combination of values of the settings that the baseline names."""
     baseline = data.run.baseline
+    # Key: values of the settings that the baseline names, in its order.
     groups: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows_compared(data.rows):
         groups.setdefault(tuple(setting_of(row, name) for name in baseline), []).append(row)
@@ -585,11 +593,11 @@ def _gains(data: RunData) -> Gains:
         changed = {
             name: value for name, value in settings.items() if str(value) != str(baseline.get(name))
         }
-        gain, row = _speed_up(rows, changed or settings), rows[0]
-        # An unknown interval does not tell whether more rounds would decide.
-        low, high = row.speed_up_low or math.inf, row.speed_up_high or 0.0
-        if len(rows) == 1 and low < 1 < high:
-            gain = replace(gain, rounds_to_decide=rounds_to_decide(row))
+        gain = _speed_up_range(rows, changed or settings)
+        # A single point is undecided if the interval of its speed-up contains 1.
+        low, high = rows[0].speed_up_low, rows[0].speed_up_high
+        if len(rows) == 1 and low and high and low < 1 < high:
+            gain = replace(gain, rounds_to_decide=rounds_to_decide(rows[0]))
         gains.append(gain)
     return Gains(baseline=baseline, gains=tuple(sorted(gains, key=lambda gain: -gain.high)))
 
@@ -632,9 +640,9 @@ def _gain_of_best(fleet: UnevenFleet) -> Gain:
     return gain_over(fleet.best, max(others, key=lambda other: other.throughput))
 
 
-def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
-    """Return the points without a speed-up; None if there are none, or the job asks for none."""
-    if asked.metric not in RATIOS:
+def _uncompared(data: RunData, question: Answer) -> Uncompared | None:
+    """Return the points without a speed-up; None if all have one, or the job asks for none."""
+    if question.metric not in RATIOS:
         return None
     not_baseline = [row for row in data.ok_rows if not row.is_baseline]
     reasons = Counter(row.why for row in not_baseline if row.why is not None)
@@ -644,19 +652,21 @@ def _uncompared(data: RunData, asked: Answer) -> Uncompared | None:
 
 
 def _single_starts(data: RunData, conclusion: Conclusion) -> int:
-    """Return the number of ok points with one round, if the answer lacks intervals; else 0."""
+    """Return the number of ok points with one round, if a report must say so; else 0."""
     # An answer that asks for rounds needs no further note.
     if conclusion.asks_for_rounds:
         return 0
     single_starts = sum(row.rounds == 1 for row in data.ok_rows)
+    # If the answer has an interval and other points have several rounds, no note is needed.
     are_all_single = single_starts == len(data.ok_rows)
     return single_starts if are_all_single or not conclusion.has_interval else 0
 
 
 def _more_rounds(data: RunData) -> MoreRounds | None:
-    """Return how long it takes to complete 3 rounds; None if they exist, or the run goes on."""
+    """Return how long more rounds take, up to 3; None if they are not useful, or not yet."""
     # Without an ok point, more rounds are of no use.
     done = max((row.rounds for row in data.ok_rows), default=WORTHWHILE)
+    # A run that is running or interrupted must complete its own rounds first.
     if done >= WORTHWHILE or data.run.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED):
         return None
     all_rounds_s = 0.0
@@ -664,7 +674,8 @@ def _more_rounds(data: RunData) -> MoreRounds | None:
         all_rounds_s += sum(
             attempt.duration_s or 0.0 for attempt in data.trials.rounds(row).values()
         )
-    seconds = (WORTHWHILE - done) * (all_rounds_s / done + BETWEEN_ROUNDS_S)
+    one_round_s = all_rounds_s / done
+    seconds = (WORTHWHILE - done) * (one_round_s + BETWEEN_ROUNDS_S)
     return MoreRounds(rounds=WORTHWHILE, seconds=seconds, done=done)
 
 
@@ -689,9 +700,10 @@ def _next_command(data: RunData, more_rounds: MoreRounds | None) -> NextCommand:
     kept = []
     previous = ""
     for option in options:
+        # The value of an option is in the next word, or in the same word: -oFOLDER, --set=VALUE.
         name, _, _ = option.partition("=")
-        # The value of an option is in the same word, or in the next word.
-        if dropped.isdisjoint({previous, option[:2], name}):
+        short_name = option[:2]
+        if dropped.isdisjoint({previous, short_name, name}):
             kept.append(option)
         previous = option
     folder_option = [] if is_default_folder else ["-o", folder]
@@ -728,12 +740,13 @@ def as_data(value: Any) -> Any:
         # `RunAnswer.cases` already has the points of a ranking.
         hidden = ("cases", "figures") if isinstance(value, Ranking | Values) else ()
         shown = [field.name for field in fields(value) if field.name not in hidden]
-        # Keys of the JSON that differ from the names of fields.
-        keys = {
+        # Name of a field -> its name in JSON.
+        json_names = {
             "rows": "point_ids",
             "case_count": "cases",
             "unknown": "point_ids_without_causes",
             "highest_is_best": "is_most_best",
+            "differing_settings": "apart",
         }
-        return {keys.get(name, name): as_data(getattr(value, name)) for name in shown}
+        return {json_names.get(name, name): as_data(getattr(value, name)) for name in shown}
     return list(map(as_data, value)) if isinstance(value, list | tuple) else value

@@ -225,7 +225,7 @@ def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
 
 def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
     """Yield the largest batch of each series."""
-    largest = answer.found
+    largest = answer.conclusion
     if isinstance(largest, LargestBatches):
         lines = []
         for batch in largest.batches:

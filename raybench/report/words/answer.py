@@ -315,7 +315,7 @@ def _uncompared_sentence(uncompared: Uncompared) -> str:
 
 def batch_settings(batch: LargestBatch, batches: LargestBatches, ranks: str) -> str:
     """Return the settings that distinguish a largest batch, or all settings of a single one."""
-    names = batches.apart or tuple(batch.settings)
+    names = batches.differing_settings or tuple(batch.settings)
     return formatting.words_of_settings({name: batch.settings[name] for name in names}, ranks)
 
 

@@ -37,7 +37,7 @@ def ran(world_size, step_ms, precision=Precision.FP32, **settings):
 def test_scaling_answer_has_speed_ups_and_their_ideal():
     records = [ran(size, ms, p) for p in Precision if p in ("fp32", "bf16")
                for size, ms in ((1, 8.0), (4, 10.0))]  # fmt: skip
-    found = answer_of(records, {"world_size": 1}).found
+    found = answer_of(records, {"world_size": 1}).conclusion
     assert isinstance(found, SpeedUps)
     assert {one.settings["precision"]: one.low for one in found.series} == pytest.approx(
         {"fp32": 3.2, "bf16": 3.2}
@@ -51,7 +51,7 @@ def test_scaling_answer_has_speed_ups_and_their_ideal():
 def test_the_gain_of_each_setting_is_a_range():
     points = [(8.0, 64, "fp32"), (4.0, 64, "bf16"), (8.0, 256, "fp32"), (2.0, 256, "bf16")]
     records = [ran(1, ms, Precision(name), batch_size=batch) for ms, batch, name in points]
-    found = answer_of(records, {"precision": "fp32"}).found
+    found = answer_of(records, {"precision": "fp32"}).conclusion
     assert isinstance(found, Gains)
     [gain] = found.gains
     assert (gain.settings, gain.low, gain.high) == (
@@ -72,10 +72,10 @@ def test_a_case_has_a_verdict(metric, steps_ms, verdict):
     records = [ran(1, steps_ms[0]), ran(1, steps_ms[1], Precision.BF16)]
     bytes_of = {"peak_mem_allocated_bytes": [2 * 2**30, 2**30]}
     answer = answer_of(records, job_text=ASKED % metric, **bytes_of)
-    assert isinstance(answer.found, Ranking)
+    assert isinstance(answer.conclusion, Ranking)
     [case] = answer.cases
     assert case.verdict is verdict
-    assert answer.found.asks_for_rounds == (verdict is RankingVerdict.UNDECIDED)
+    assert answer.conclusion.asks_for_rounds == (verdict is RankingVerdict.UNDECIDED)
     # Memory needs no rounds.
     is_open = verdict is RankingVerdict.UNDECIDED or answer.is_of_memory
     assert answer.single_starts == (0 if is_open else 2)
@@ -98,21 +98,23 @@ def test_the_gain_over_a_value_of_0(metric, values, gain):
 
 def test_points_that_do_not_compete_are_values():
     answer = answer_of([ran(1, 8.0), ran(2, 8.0)], job_text=ASKED % "throughput")
-    assert isinstance(answer.found, Values)
+    assert isinstance(answer.conclusion, Values)
     assert [case.settings for case in answer.cases] == [{"world_size": 1}, {"world_size": 2}]
-    assert answer.found.most.best.value == pytest.approx(2 * answer.found.least.best.value)
+    assert answer.conclusion.most.best.value == pytest.approx(
+        2 * answer.conclusion.least.best.value
+    )
 
 
 def test_search_answer_has_largest_batch_per_series():
     records = [ran(1, 8.0, batch_size=1474), make_failed(make_point(batch_size=1480))]
-    found = answer_of(records).found
+    found = answer_of(records).conclusion
     assert isinstance(found, LargestBatches)
     assert [(one.batch_size, one.ran_out) for one in found.batches] == [(1474, 1480)]
 
 
 def test_without_an_ok_point_nothing_is_measured():
     answer = answer_of([make_failed()], {"world_size": 1})
-    assert isinstance(answer.found, NothingMeasured)
+    assert isinstance(answer.conclusion, NothingMeasured)
     assert (answer.uncompared, answer.single_starts, answer.more_rounds) == (None, 0, None)
 
 

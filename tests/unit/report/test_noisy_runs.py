@@ -90,7 +90,7 @@ def test_a_failed_script_point_stands_beside_ended_ones():
 
 def test_crowded_workers_leave_the_winner_open():
     data = load_run_data(FOLDER, RANKING)
-    ranking = decide(data).found
+    ranking = decide(data).conclusion
     assert isinstance(ranking, Ranking)
     (case,) = ranking.cases
     assert case.verdict is RankingVerdict.UNDECIDED
