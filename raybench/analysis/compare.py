@@ -195,8 +195,8 @@ def compare(
         )
         pairs.append(pair)
     comparable = [pair for pair in pairs if all(pair.ok_rows) and not pair.obstacle]
-    test_fields = _test_fields(comparable, threshold)
-    return [pair.compared(**test_fields.get(pair.newest.point_id, {})) for pair in pairs]
+    tested_fields = _tested_fields_by_point(comparable, threshold)
+    return [pair.as_compared(tested_fields.get(pair.newest.point_id, {})) for pair in pairs]
 
 
 def check_same_cpu_section(runs: Iterable[Run]) -> None:
@@ -279,11 +279,12 @@ class _Pair:
             return None
         return NotDecided(kind=Undecided.FEW_RUNS, side=side, runs=runs)
 
-    def compared(self, **test_fields: Any) -> ComparedPoint:
-        """Return the compared point.
+    def as_compared(self, tested_fields: Mapping[str, Any]) -> ComparedPoint:
+        """Return the point with its settings, rates and verdict.
 
         Args:
-            test_fields: fields that the test of the point sets; empty if it was not tested.
+            tested_fields: fields of `ComparedPoint` that follow from a test; empty if the point was
+                not tested.
         """
         # `Status` lists failures first, then ok.
         worst_first = list(Status)
@@ -307,9 +308,9 @@ class _Pair:
             return point
         base, new = (math.exp(np.mean(side)) for side in self.log_rates)
         point = replace(point, base=base, new=new, ratio=new / base)
-        if not test_fields:
+        if not tested_fields:
             return replace(point, verdict=UNCLEAR, why=self.obstacle)
-        return replace(point, **test_fields)
+        return replace(point, **tested_fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +335,7 @@ class _Test:
         half_width = self.scatter.half_width(self.variance_share, confidence)
         return math.exp(self.log_change - half_width), math.exp(self.log_change + half_width)
 
-    def least_seen(self, threshold: float, tests: int) -> float:
+    def detectable_slowdown(self, threshold: float, tests: int) -> float:
         """Return the slowdown that these runs detect in 95 % of cases if no other point changed.
 
         Args:
@@ -347,8 +348,8 @@ class _Test:
         return -math.expm1(-max(beyond_chance, beyond_threshold))
 
 
-def _test_fields(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
-    """Test all points together; return the fields of `ComparedPoint` that follow, by point_id."""
+def _tested_fields_by_point(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:
+    """Test all points together; return point_id -> fields of `ComparedPoint` that follow."""
     from scipy.stats import false_discovery_control
 
     tests = _tests(pairs)
@@ -368,7 +369,7 @@ def _test_fields(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str
             "ratio_high": ratio_high,
             "interval_low": interval_low,
             "interval_high": interval_high,
-            "least_seen": test.least_seen(threshold, len(tests)),
+            "least_seen": test.detectable_slowdown(threshold, len(tests)),
         }
     return fields_by_point
 
@@ -683,16 +684,18 @@ def history(points: Sequence[PointRow], *, threshold: float = THRESHOLD) -> list
         if interval_ratios:
             log_sd = math.log(float(np.median(interval_ratios))) / 2 / _SDS_OF_95_PERCENT
         # The indices at which levels begin, and the end of the last level.
-        ends = [0, *find_level_starts(log_steps, log_sd, threshold), len(log_steps)]
-        level_before: float | None = None
-        for first, end in pairwise(ends):
-            level = float(log_steps[first:end].mean())
-            level_change = None if level_before is None else math.expm1(level - level_before)
-            shared: dict[str, Any] = {"machine": machine, "level_ms": math.exp(level)}
-            first_row = HistoryRow(**vars(rows[first]), **shared, level_change=level_change)
+        bounds = [0, *find_level_starts(log_steps, log_sd, threshold), len(log_steps)]
+        log_level_before: float | None = None
+        for first, end in pairwise(bounds):
+            log_level = float(log_steps[first:end].mean())
+            change = None if log_level_before is None else math.expm1(log_level - log_level_before)
+            level_fields: dict[str, Any] = {"machine": machine, "level_ms": math.exp(log_level)}
+            # Only the first row of a level has the change.
+            first_row = HistoryRow(**vars(rows[first]), **level_fields, level_change=change)
             history_rows.append(first_row)
-            history_rows += [HistoryRow(**vars(row), **shared) for row in rows[first + 1 : end]]
-            level_before = level
+            for row in rows[first + 1 : end]:
+                history_rows.append(HistoryRow(**vars(row), **level_fields))
+            log_level_before = log_level
 
     def order(row: HistoryRow) -> tuple[int, object, str]:
         return point_order[row.point_id], row.started_at, row.run_id

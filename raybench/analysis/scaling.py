@@ -80,7 +80,7 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     """
     points = list(points)
     trials = Trials(points)
-    rows = [_with_own_columns(row, trials, baseline) for row in mean_of_rounds(points)]
+    rows = [_without_comparison(row, trials, baseline) for row in mean_of_rounds(points)]
     # Sort the points into series.
     series: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
@@ -90,19 +90,21 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
         series.setdefault((*settings, *params), []).append(row)
     # Compare each point with the baseline point of its series.
     speeds = _SingleDeviceSpeeds(rows)
-    derived: dict[str, Derived] = {}
+    fields_by_point: dict[str, Derived] = {}
+    # Rows with their logarithms of ratios by round.
     log_ratios = []
     for number, series_rows in enumerate(series.values()):
         base = next((row for row in series_rows if row.is_baseline), None)
         for row in series_rows:
             why = _why_not_compared(row, series_rows, baseline, speeds)
-            values: Derived = {"series": number, "why": why}
+            fields: Derived = {"series": number, "why": why}
             if base is not None and why is None and _has_throughput(row):
                 is_scaling = _differ_in_devices_alone(row, base, baseline)
-                values |= _compare(row, base, is_scaling, trials, speeds)
-            if base is not None and row is not base and "speed_up" in values:
+                fields |= _compare(row, base, is_scaling, trials, speeds)
+            # The ratio of the baseline point to itself is exact, so it needs no interval.
+            if base is not None and row is not base and "speed_up" in fields:
                 log_ratios.append((row, trials.log_ratios(base, row)))
-            derived[row.point_id] = values
+            fields_by_point[row.point_id] = fields
     # Add the intervals over the rounds. The rounds of all points together show the scatter.
     log_times = [(row, trials.logs(row, lambda attempt: attempt.step_ms_p50)) for row in rows]
     log_rates = [(row, trials.logs(row, lambda attempt: attempt.throughput)) for row in rows]
@@ -111,27 +113,27 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
         (log_rates, ("throughput",)),
         (log_ratios, ("speed_up", "efficiency")),
     ):
-        for row, half_width in half_widths(logs):
-            values = derived[row.point_id]
-            centers = {"step_ms": row.step_ms_p50, "throughput": row.throughput} | values
+        for row, log_half_width in half_widths(logs):
+            fields = fields_by_point[row.point_id]
+            centers = {"step_ms": row.step_ms_p50, "throughput": row.throughput} | fields
             for name in columns:
                 if (center := centers.get(name)) is not None:
-                    values[f"{name}_low"] = center * math.exp(-half_width)
-                    values[f"{name}_high"] = center * math.exp(half_width)
+                    fields[f"{name}_low"] = center * math.exp(-log_half_width)
+                    fields[f"{name}_high"] = center * math.exp(log_half_width)
     scaled_rows = []
     for row in rows:
-        values = derived[row.point_id]
+        fields = fields_by_point[row.point_id]
         doubts = row.doubts
-        if comparison_doubts := values.pop("doubts", ()):
+        if comparison_doubts := fields.pop("doubts", ()):
             doubts = (*(row.doubts or ()), *comparison_doubts)
-        scaled_rows.append(replace(row, **values, doubts=doubts))
+        scaled_rows.append(replace(row, **fields, doubts=doubts))
     return scaled_rows
 
 
-def _with_own_columns(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
+def _without_comparison(row: PointRow, trials: Trials, baseline: Mapping[str, Scalar]) -> ScaledRow:
     """Return a point with the derived columns that need no other point."""
     breakdown_doubt = why_no_breakdown(row)
-    column = batch_column(row)
+    batch_name = batch_column(row)
     mean_ms, sd_ms = row.step_ms_mean, row.step_ms_std
     is_ok = row.status is Status.OK
     ok_rounds = trials.rounds(row).values() if is_ok else ()
@@ -144,7 +146,7 @@ def _with_own_columns(row: PointRow, trials: Trials, baseline: Mapping[str, Scal
     )
     return ScaledRow(
         **values,
-        batch=getattr(row, column) if column else None,
+        batch=getattr(row, batch_name) if batch_name else None,
         rounds=len(trials.rounds(row)),
         is_baseline=is_baseline,
         samples_per_joule=samples_per_joule(ok_rounds),
@@ -307,8 +309,15 @@ def _why_not_compared(
 ) -> NotCompared | None:
     """Return why an ok point cannot be compared with the baseline point of its series."""
     if not _has_throughput(row):
-        is_doubted = any(doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ())
-        return NotCompared(kind=NotComparedKind.NO_THROUGHPUT) if baseline and is_doubted else None
+        # Without this doubt the point is not ok, or it has no batch and needs no speed-up.
+        is_throughput_missing = any(
+            doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ()
+        )
+        return (
+            NotCompared(kind=NotComparedKind.NO_THROUGHPUT)
+            if baseline and is_throughput_missing
+            else None
+        )
     if not baseline:
         return NotCompared(kind=NotComparedKind.NO_BASELINE)
     base = next((other for other in series_rows if other.is_baseline), None)
@@ -364,8 +373,11 @@ def _why_clocks_differ(row: PointRow, base: PointRow) -> NotCompared | None:
         if reasons:
             return NotCompared(kind=kind, subject=", ".join(reasons))
     ratio = _clock_ratio(row, base)
+    if ratio is None:
+        return None
     # A power cap is normal: a device with less work draws less power and clocks higher.
-    if ratio is None or "power_cap" in _throttle_reasons(row if ratio < 1 else base):
+    slower = row if ratio < 1 else base
+    if "power_cap" in _throttle_reasons(slower):
         return None
     return NotCompared(
         kind=NotComparedKind.CLOCKS_DIFFER,
@@ -390,7 +402,7 @@ def _throttle_reasons(row: PointRow) -> Sequence[str]:
 
 
 # Settings of EXECUTION that say neither which devices work, nor how they share the work.
-_EXECUTION_OF_ANY_DEVICES = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
+_EXECUTION_WITHOUT_DEVICES = tuple(name for name in EXECUTION if name not in ("devices", *UNEVEN))
 
 
 def _models_of(row: PointRow) -> Sequence[str]:
@@ -424,14 +436,14 @@ class _SingleDeviceSpeeds:
         for row in rows:
             is_single = row.world_size == 1 and row.slow_ratio == 1 and row.status is Status.OK
             if is_single and row.throughput and len(_models_of(row)) == 1:
-                speeds = self._samples_per_s.setdefault(_settings_of_any_devices(row), {})
+                speeds = self._samples_per_s.setdefault(_settings_without_devices(row), {})
                 speeds.setdefault(_models_of(row)[0], row.throughput)
 
     def sum_of_devices(self, row: PointRow) -> float | None:
         """Return the sum of samples/s of the devices, each measured alone; None if unknown."""
         if row.world_size == 1:
             return row.throughput
-        speeds = self._samples_per_s.get(_settings_of_any_devices(row), {})
+        speeds = self._samples_per_s.get(_settings_without_devices(row), {})
         models = _models_of(row)
         if models and not self.missing_models(row):
             return sum(speeds[model] for model in models)
@@ -439,16 +451,16 @@ class _SingleDeviceSpeeds:
 
     def missing_models(self, row: PointRow) -> Sequence[str]:
         """Return the device models of a point that were not measured alone."""
-        speeds = self._samples_per_s.get(_settings_of_any_devices(row), {})
+        speeds = self._samples_per_s.get(_settings_without_devices(row), {})
         # An emulated slow device is slower than a device of its model.
         if row.slow_ratio != 1:
             speeds = {}
         return [model for model in dict.fromkeys(_models_of(row)) if model not in speeds]
 
 
-def _settings_of_any_devices(row: PointRow) -> tuple[object, ...]:
+def _settings_without_devices(row: PointRow) -> tuple[object, ...]:
     """Return the settings that do not depend on the devices of a point."""
-    names = ["workload", "scaling", *_EXECUTION_OF_ANY_DEVICES]
+    names = ["workload", "scaling", *_EXECUTION_WITHOUT_DEVICES]
     if batch := batch_column(row):
         names.append(batch)
     return (*(str(setting_of(row, name)) for name in names), *sorted(row.params.items()))
