@@ -11,6 +11,7 @@ von Storch, F. W. Zwiers, "Statistical Analysis in Climate Research", 1999, sect
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +30,18 @@ _MAX_CORRELATION = 0.95
 Floats = NDArray[np.float64]
 
 
-def find_level_starts(values: Floats, within: float, threshold: float) -> list[int]:
+def find_level_starts(values: Floats, sample_sd: float, threshold: float) -> list[int]:
     """Return the ascending indices at which a new level begins; the first level is left out.
 
     Args:
         values: logarithms of the step times of one point, one per run, in the order of time.
-        within: standard deviation of a value, estimated from the samples of its run; 0 if unknown.
+        sample_sd: standard deviation of a value, from the samples of its run; 0 if unknown.
         threshold: smaller relative changes are ignored, 0.015 for 1.5 %.
     """
-    starts = _candidates(values)
+    starts = _candidate_starts(values)
     # Remove changes that chance explains, the weakest first.
     while starts:
-        sd, degrees = _independent_noise(values, starts, within)
+        sd, degrees = _independent_noise(values, starts, sample_sd)
         t_values = _t_values(values, starts, sd)
         weakest = int(t_values.argmin())
         if _p_value(float(t_values[weakest]), degrees, len(values)) <= MAX_P_VALUE:
@@ -58,25 +59,28 @@ def find_level_starts(values: Floats, within: float, threshold: float) -> list[i
     return starts
 
 
-def _candidates(values: Floats) -> list[int]:
-    """Split the values repeatedly where a split explains most: binary segmentation."""
+def _candidate_starts(values: Floats) -> list[int]:
+    """Return the indices of repeated splits that explain most: binary segmentation."""
     most_starts = 1 + len(values) // _RUNS_PER_CANDIDATE
     starts: list[int] = []
     while len(starts) < most_starts:
-        ends = [0, *starts, len(values)]
-        splits = [_best_split(values, ends[i], ends[i + 1]) for i in range(len(ends) - 1)]
-        explained, best = max(splits)
+        bounds = [0, *starts, len(values)]
+        splits = [_best_split(values, first, end) for first, end in pairwise(bounds)]
+        explained, best_start = max(splits)
+        # Negative: all levels are too short for a split.
         if explained < 0:
             break
-        starts = sorted([*starts, best])
+        starts = sorted([*starts, best_start])
     return starts
 
 
 def _starts_of_short_levels(values: Floats, starts: list[int]) -> list[int]:
     """Return the starts at which a level of one or two runs would fit better."""
-    ends = [0, *starts, len(values)]
+    bounds = [0, *starts, len(values)]
     short = []
-    for start, first, end in zip(starts, ends[:-2], ends[2:], strict=True):
+    for index, start in enumerate(starts):
+        # The levels before and after this start.
+        first, end = bounds[index], bounds[index + 2]
         _, best = _best_split(values, first, end, min_runs=1)
         if best != start and min(best - first, end - best) < MIN_RUNS_OF_LEVEL:
             short.append(start)
@@ -86,7 +90,7 @@ def _starts_of_short_levels(values: Floats, starts: list[int]) -> list[int]:
 def _best_split(
     values: Floats, first: int, end: int, min_runs: int = MIN_RUNS_OF_LEVEL
 ) -> tuple[float, int]:
-    """Return the sum of squares that the best split of the range explains, and its index."""
+    """Return (sum of squares that the best split of the range explains, index of the split)."""
     # Numbers of values before and after each possible split.
     before = np.arange(min_runs, end - first - min_runs + 1)
     # -1: the range is too short for a split.
@@ -101,7 +105,7 @@ def _best_split(
     return float(explained[best]), first + int(before[best])
 
 
-def _independent_noise(values: Floats, starts: list[int], within: float) -> tuple[float, float]:
+def _independent_noise(values: Floats, starts: list[int], sample_sd: float) -> tuple[float, float]:
     """Return the standard deviation per independent run, and its degrees of freedom."""
     levels = np.split(values, starts)
     residuals = np.concatenate([level - level.mean() for level in levels])
@@ -114,7 +118,7 @@ def _independent_noise(values: Floats, starts: list[int], within: float) -> tupl
     correlation = min(max(correlation, 0.0), _MAX_CORRELATION)
     runs_per_independent_run = (1 + correlation) / (1 - correlation)
     degrees = len(values) - len(levels)
-    sd = max(math.sqrt(squares / degrees), within, _MIN_SD)
+    sd = max(math.sqrt(squares / degrees), sample_sd, _MIN_SD)
     effective_degrees = max(1.0, degrees / runs_per_independent_run)
     return sd * math.sqrt(runs_per_independent_run), effective_degrees
 

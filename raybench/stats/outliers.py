@@ -96,9 +96,9 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
         typical_variance = float(np.median(np.var(medians_of_parts, axis=1, ddof=1)))
         critical_t = student_t(len(series) * (parts - 1), 1 - _FALSE_ALARMS_OF_RANKS)
         correlated_ms = critical_t / MARK_ERRORS * math.sqrt(2 * typical_variance / parts)
-    # The excess is below three such errors unless each part shows half of the excess.
     pairs = zip(medians_of_parts[rank], medians_of_parts[other], strict=True)
     smallest_excess_ms = min(slow_ms - other_ms for slow_ms, other_ms in pairs)
+    # The factor makes the excess exceed three errors only if each part shows half of the excess.
     uneven_ms = (excess_ms - smallest_excess_ms) * 2 / MARK_ERRORS
     error_ms = max(independent_ms, correlated_ms, uneven_ms)
     return Straggler(rank=rank, other=other, excess_ms=excess_ms, error_ms=error_ms)
@@ -280,7 +280,7 @@ def compare_peers(values: Floats, *, is_time: bool, floor: float) -> Peers:
     if not is_reference.all():
         relative = values / _median(values[:, is_reference], axis=1)[:, None]
     typical = _median(relative, axis=0)
-    sigma = _spread(typical[is_reference], floor)
+    sigma = _relative_sd(typical[is_reference], floor)
     limit = max(SLOW_SHARE, SLOW_SIGMAS * sigma)
     excess = (relative - 1) if is_time else (1 - relative)
     smallest_excess = np.where(np.isnan(excess), np.inf, excess).min(axis=0)
@@ -310,8 +310,8 @@ def find_slow(tests: Sequence[Peers]) -> list[Bools]:
     q_values = np.ones_like(p_values)
     if has_value.any():
         q_values[has_value] = false_discovery_control(p_values[has_value])
-    ends = np.cumsum([len(peers.p_values) for peers in tests])[:-1]
-    q_values_by_test = np.split(q_values, ends)
+    test_ends = np.cumsum([len(peers.p_values) for peers in tests])[:-1]
+    q_values_by_test = np.split(q_values, test_ends)
     return [
         peers.is_beyond & (test_q_values <= FALSE_ALARMS)
         for peers, test_q_values in zip(tests, q_values_by_test, strict=True)
@@ -364,19 +364,20 @@ def _median(values: Floats, axis: int) -> Floats:
         return np.asarray(np.nanmedian(values, axis=axis))
 
 
-def _spread(values: Floats, floor: float) -> float:
-    """Return the relative standard deviation, estimated by the MAD and shrunk towards the floor."""
+def _relative_sd(values: Floats, noise_floor: float) -> float:
+    """Return the standard deviation / the median, by the MAD and shrunk towards the noise floor."""
     finite = values[np.isfinite(values)]
     if not len(finite):
-        return floor
+        return noise_floor
     middle = np.median(finite)
     deviation = _MAD_FACTOR * float(np.median(np.abs(finite - middle)) / middle)
     degrees = _MAD_EFFICIENCY * (len(finite) - 1)
-    total = _FLOOR_DEGREES * floor**2 + degrees * deviation**2
-    return max(floor, float(np.sqrt(total / (_FLOOR_DEGREES + degrees))))
+    # Weighted mean of the two variances.
+    weighted_sum = _FLOOR_DEGREES * noise_floor**2 + degrees * deviation**2
+    return max(noise_floor, float(np.sqrt(weighted_sum / (_FLOOR_DEGREES + degrees))))
 
 
-def _fast_group(ratios: Floats, floor: float) -> Bools:
+def _fast_group(ratios: Floats, noise_floor: float) -> Bools:
     """Return a mask of the faster group of a divided fleet; all True if it is not divided."""
     ascending = np.sort(ratios[np.isfinite(ratios)])
     min_size = max(_MIN_GROUP_SIZE, int(np.ceil(_MIN_GROUP_SHARE * len(ascending))))
@@ -384,7 +385,7 @@ def _fast_group(ratios: Floats, floor: float) -> Bools:
     # A fleet is divided where the next slower subject would be slow among the subjects before it.
     for last_of_group in np.flatnonzero(gaps > SLOW_SHARE):
         size = int(last_of_group) + 1
-        limit = max(SLOW_SHARE, SLOW_SIGMAS * _spread(ascending[:size], floor))
+        limit = max(SLOW_SHARE, SLOW_SIGMAS * _relative_sd(ascending[:size], noise_floor))
         both_large_enough = min_size <= size <= len(ascending) - min_size
         if both_large_enough and gaps[last_of_group] > limit:
             return np.asarray(ratios <= ascending[last_of_group])

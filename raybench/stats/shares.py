@@ -69,7 +69,8 @@ class DeviceSpeed:
 
     def with_step(self, items: int, seconds: float) -> DeviceSpeed:
         """Return a copy with another measured step of one or more items."""
-        return replace(self, steps=tuple(sorted({**dict(self.steps), items: seconds}.items())))
+        seconds_by_items = {**dict(self.steps), items: seconds}
+        return replace(self, steps=tuple(sorted(seconds_by_items.items())))
 
     @cached_property
     def _knots(self) -> tuple[Sequence[int], Sequence[float]]:
@@ -97,11 +98,12 @@ def fast_devices(speeds: Sequence[float]) -> tuple[bool, ...]:
     neighbours differ by more than 3 %, all devices are fast.
     """
     ascending = sorted(set(speeds))
+    # (ratio of two neighbours, speed of the faster neighbour).
     ratios = [(faster / slower, faster) for slower, faster in pairwise(ascending)]
-    largest_ratio, slowest_fast = max(ratios, default=(1.0, ascending[0]))
+    largest_ratio, slowest_fast_speed = max(ratios, default=(1.0, ascending[0]))
     if largest_ratio <= 1 + _EQUAL_SPEED:
-        slowest_fast = ascending[0]
-    return tuple(speed >= slowest_fast for speed in speeds)
+        slowest_fast_speed = ascending[0]
+    return tuple(speed >= slowest_fast_speed for speed in speeds)
 
 
 def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
@@ -111,8 +113,8 @@ def fast_shares(are_fast: Sequence[bool], batch: int, unit: int = 1) -> Shares:
         ValueError: the batch is not a multiple of the unit.
         ZeroDivisionError: no device is fast.
     """
-    remaining_shares = iter(equal_shares(sum(are_fast), batch, unit))
-    return tuple(next(remaining_shares) if is_fast else 0 for is_fast in are_fast)
+    remaining_shares = list(equal_shares(sum(are_fast), batch, unit))
+    return tuple(remaining_shares.pop(0) if is_fast else 0 for is_fast in are_fast)
 
 
 def shares_by_speed(speeds: Sequence[DeviceSpeed], batch: int, unit: int = 1) -> Shares:
@@ -176,6 +178,7 @@ def balance(
             break
         steps_s = tuple(time_steps(shares))
         candidates[shares] = steps_s
+        # Devices without items do not count.
         busy_s = [step_s for step_s in steps_s if step_s]
         if max(busy_s) - min(busy_s) <= _MAX_DIFFERENCE * max(busy_s):
             break

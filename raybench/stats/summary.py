@@ -338,13 +338,14 @@ def _independent_points(
 
 
 def _fit_prior(variances: NDArray[np.float64], degrees: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the common variance, and its degrees of freedom: Smyth 2004, section 6.2."""
+    """Return (common variance of all points, its degrees of freedom): Smyth 2004, section 6.2."""
     from scipy.special import digamma, polygamma
 
     is_positive = variances > 0
     if is_positive.sum() < 2:
         return float(variances.mean()), 0.0
     half_degrees = degrees[is_positive] / 2
+    # Logarithms of the variances without their bias: e_g in Smyth 2004.
     logs = np.log(variances[is_positive]) - digamma(half_degrees) + np.log(half_degrees)
     # How much the variances differ beyond what few starts explain.
     excess = float(logs.var(ddof=1) - polygamma(1, half_degrees).mean())
