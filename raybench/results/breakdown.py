@@ -155,6 +155,7 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     longest_local_ms = max(local_ms, default=None)
     slowest = 0 if longest_local_ms is None else local_ms.index(longest_local_ms)
     slow = breakdowns[slowest]
+    # Time of the device in a step; None on a CPU or if unknown.
     busy_ms, host_gap_ms, is_host_bound = slow.device_ms, None, None
     if longest_local_ms is not None and slow.device_ms is not None:
         host_gap_ms = max(0.0, longest_local_ms - slow.device_ms)
@@ -212,7 +213,9 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
 
 
 def _longest_wait_ms(
-    tails: Sequence[Sequence[float]], local_ms: Sequence[float], step_ms: float
+    tails: Sequence[Sequence[float]],  # rank -> ms in the last collective of each step
+    local_ms: Sequence[float],  # rank -> ms of its step without communication
+    step_ms: float,
 ) -> float:
     """Return the longest wait of a rank in the last collective of a step."""
     transfer_ms = stats.median_of_smallest(tails) or 0.0

@@ -100,24 +100,25 @@ class TableColumn:
         return self.about.description
 
 
-def columns_of(kind: type[Any]) -> tuple[TableColumn, ...]:
+def columns_of(row_class: type[Any]) -> tuple[TableColumn, ...]:
     """Return the columns that the fields of a dataclass declare, in their order.
 
     Fields without a `Column` in their type are left out.
     """
     columns: list[TableColumn] = []
-    for field_name, column in _columns_by_field(cast("Hashable", kind)):
-        columns += [column] if column else columns_of(type_hints(kind)[field_name])
+    for field_name, column in _columns_by_field(cast("Hashable", row_class)):
+        columns += [column] if column else columns_of(type_hints(row_class)[field_name])
     return tuple(columns)
 
 
 @cache
-def _columns_by_field(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
+def _columns_by_field(row_class: Any) -> tuple[tuple[str, TableColumn | None], ...]:
     """Return (field name, column) of each field; the column of a nested dataclass is None."""
-    hints = type_hints(kind, include_extras=True)
+    hints = type_hints(row_class, include_extras=True)
     columns: list[tuple[str, TableColumn | None]] = []
-    for field in fields(kind):
+    for field in fields(row_class):
         hint = hints[field.name]
+        # The hint of a column is Annotated[type, Column].
         notes = getattr(hint, "__metadata__", ())
         about = next((note for note in notes if isinstance(note, Column)), None)
         if is_dataclass(hint):
@@ -130,7 +131,8 @@ def _columns_by_field(kind: Any) -> tuple[tuple[str, TableColumn | None], ...]:
             elif field.default_factory is not MISSING:
                 null = field.default_factory()
             else:
-                is_optional = NoneType in get_args(get_args(hint)[0])
+                annotated_type = get_args(hint)[0]
+                is_optional = NoneType in get_args(annotated_type)
                 null = None if is_optional else _EMPTY_VALUES.get(_plain_type(hint), MISSING)
             name = about.name or field.name
             column = TableColumn(name=name, kind=arrow_kind, about=about, read=read, null=null)
@@ -176,7 +178,9 @@ def _kind_and_reader(hint: Any) -> tuple[str, Callable[[Any], Any]]:
 
 
 def _read_struct(
-    kind: type[_Row], readers: Mapping[str, Callable[[Any], Any]], struct: Mapping[str, Any]
+    row_class: type[_Row],
+    readers: Mapping[str, Callable[[Any], Any]],  # field -> converter of its stored value
+    struct: Mapping[str, Any],
 ) -> _Row:
     """Return a dataclass from a stored struct; null becomes None."""
     values: dict[str, Any] = {}
@@ -185,11 +189,11 @@ def _read_struct(
         # pandas reads null numbers as NaN.
         is_null = stored is None or (isinstance(stored, float) and math.isnan(stored))
         values[name] = None if is_null else read(stored)
-    return kind(**values)
+    return row_class(**values)
 
 
-def _read_enums(kind: type[Enum], stored: Any) -> dict[str, Enum]:
-    return {name: kind(value) for name, value in dict(stored).items()}
+def _read_enums(enum_class: type[Enum], stored: Any) -> dict[str, Enum]:
+    return {name: enum_class(value) for name, value in dict(stored).items()}
 
 
 def _read_tuple(stored: Any) -> tuple[Any, ...]:
@@ -231,34 +235,36 @@ def _struct_of(record: Any) -> dict[str, Any]:
     return struct
 
 
-def from_row(kind: type[_Row], row: Mapping[str, Any]) -> _Row:
+def from_row(row_class: type[_Row], row: Mapping[str, Any]) -> _Row:
     """Return a row as a dataclass; null and missing columns become the default of the field.
 
     Raises:
         ResultsError: a value is invalid, or a column without default is null.
     """
     values: dict[str, Any] = {}
-    for field_name, column in _columns_by_field(cast("Hashable", kind)):
+    for field_name, column in _columns_by_field(cast("Hashable", row_class)):
         if column is None:
-            values[field_name] = from_row(type_hints(kind)[field_name], row)
+            values[field_name] = from_row(type_hints(row_class)[field_name], row)
         else:
             values[field_name] = column.value_of(row.get(column.name))
-    return kind(**values)
+    return row_class(**values)
 
 
 def _arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of `TableColumn.kind`."""
+    """Return the Arrow type of a `TableColumn.kind`, such as "double" or "struct<x:int64>"."""
     import pyarrow as pa
 
     if kind == "timestamp":
         return pa.timestamp("us", tz="UTC")
     if kind.startswith("list<"):
-        return pa.list_(_arrow_type(kind[5:-1]))
+        return pa.list_(_arrow_type(kind.removeprefix("list<").removesuffix(">")))
     if kind.startswith("struct<"):
-        pairs = (pair.split(":") for pair in kind[7:-1].split(","))
+        fields_text = kind.removeprefix("struct<").removesuffix(">")
+        pairs = (pair.split(":") for pair in fields_text.split(","))
         return pa.struct([(name, _arrow_type(field_kind)) for name, field_kind in pairs])
     if kind.startswith("map<string,"):
-        return pa.map_(pa.string(), _arrow_type(kind[11:-1]))
+        value_kind = kind.removeprefix("map<string,").removesuffix(">")
+        return pa.map_(pa.string(), _arrow_type(value_kind))
     return pa.type_for_alias(kind)
 
 
@@ -479,8 +485,10 @@ def attempts_in(paths: Sequence[Path], table: str) -> frozenset[tuple[str, int]]
 
     names = ["point_id", "attempt"]
     wanted = pa.schema([pa.field("point_id", pa.string(), nullable=False), ("attempt", pa.int64())])
+    # Grouping without an aggregate leaves each distinct attempt once.
     attempts = read_parts(paths, table, wanted).group_by(names).aggregate([])
-    return frozenset(zip(*(attempts[name].to_pylist() for name in names), strict=True))
+    point_ids, numbers = (attempts[name].to_pylist() for name in names)
+    return frozenset(zip(point_ids, numbers, strict=True))
 
 
 def write_part(path: Path, table: str, rows: pa.Table) -> None:
@@ -567,6 +575,7 @@ def os_errors_in_one_line(
     try:
         yield
     except OSError as error:
-        reason = error.strerror or next(iter(str(error).splitlines()), "OSError")
+        lines = str(error).splitlines() or ["OSError"]
+        reason = error.strerror or lines[0]
         way_out = "make room there" if error.errno in _DISK_FULL else remedy
         raise ResultsError(f"{path}: cannot be {action}: {reason}; {way_out}") from error

@@ -118,8 +118,11 @@ def step_columns(record: Record) -> StepColumns:
         ranks_ms.append([ns / NS_PER_MS for ns in measurement.step_ns])
     summary = stats.summarize(list(chain(*repeats_ms)))
     interval = stats.median_interval(repeats_ms)
-    # Whether the step time became steady; None after too few steps.
+    # Whether the step time became steady in each repetition; None after too few steps.
     settled = [repetition.settled for m in measurements for repetition in m.repetitions]
+    is_stable = None if None in settled else True
+    if False in settled:
+        is_stable = False
     # The first step of a script is part of its set-up, so its cold start is unknown.
     has_cold_start = record.point.workload != SCRIPT
     first_builds = [m.repetitions[0] for m in measurements] if has_cold_start else []
@@ -129,6 +132,7 @@ def step_columns(record: Record) -> StepColumns:
         warmup_ns = build.warmup.step_ns
         first_steps_ns += warmup_ns[:1]
         if build.compiling_steps:
+            # The first step after the steps that compiled, if there is such a step.
             compiled_steps_ns += warmup_ns[build.compiling_steps :][:1]
     are_new = [m.is_of_new_process for m in measurements]
     inner_iterations = {repetition.inner_iterations for repetition in repetitions_of_rank_0}
@@ -142,7 +146,7 @@ def step_columns(record: Record) -> StepColumns:
         step_ms_ci_low=interval.low if interval else None,
         step_ms_ci_high=interval.high if interval else None,
         skew_ms_p50=stats.median_skew(ranks_ms) if len(ranks_ms) > 1 else None,
-        stable=False if False in settled else None if None in settled else True,
+        stable=is_stable,
         first_step_ms=max(first_steps_ns) / NS_PER_MS if first_steps_ns else None,
         compiled_step_ms=max(compiled_steps_ns) / NS_PER_MS if compiled_steps_ns else None,
         new_processes=None if not has_cold_start or None in are_new else all(are_new),
@@ -192,8 +196,8 @@ def half_interval(row: StepColumns) -> float | None:
 def is_imprecise(row: StepColumns) -> bool:
     """Return whether the interval is wider than ±10 %, unless there are fewer than ten samples."""
     half_width = half_interval(row)
-    has_samples = row.iterations is None or row.iterations >= _MIN_SAMPLES_OF_IMPRECISE
-    return has_samples and half_width is not None and half_width > WIDEST_INTERVAL
+    has_ten_samples = row.iterations is None or row.iterations >= _MIN_SAMPLES_OF_IMPRECISE
+    return has_ten_samples and half_width is not None and half_width > WIDEST_INTERVAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +295,11 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
     # Take the maximum over ranks, because a rank may have nothing to do but wait.
     message_bytes = combine_ranks("max", [m.message_bytes for m in measurements])
     memory_bytes = combine_ranks("max", [m.memory_bytes for m in measurements])
-    algbw, factor = _rate(message_bytes, step_s, BYTES_PER_GB), measurements[0].busbw_factor
+    algbw_gb_s = _rate(message_bytes, step_s, BYTES_PER_GB)
+    busbw_factor = measurements[0].busbw_factor
+    busbw_gb_s = None
+    if algbw_gb_s is not None and busbw_factor is not None:
+        busbw_gb_s = algbw_gb_s * busbw_factor
     flops = combine_ranks("max", [m.flops_per_step for m in measurements])
     model_flops = combine_ranks("max", [m.model_flops_per_step for m in measurements])
     achieved_tflops = _rate(flops, step_s, FLOP_PER_TFLOP)
@@ -310,8 +318,8 @@ def rate_columns(record: Record, step_ms: float) -> RateColumns:
         mfu_pct=_percent(achieved_tflops, peak),
         mfu_6n_pct=_percent(_rate(model_flops, step_s, FLOP_PER_TFLOP), peak),
         gemm_share_pct=_percent(achieved_tflops, gemm_tflops),
-        algbw_gb_s=algbw,
-        busbw_gb_s=algbw * factor if algbw is not None and factor is not None else None,
+        algbw_gb_s=algbw_gb_s,
+        busbw_gb_s=busbw_gb_s,
         memory_gb_s=_rate(memory_bytes, step_s, BYTES_PER_GB),
     )
 
@@ -358,6 +366,7 @@ def relate_to_step(
         return value / mean_s if mean_s else None
     if over_step == "share":
         return value / typical_ms if typical_ms else None
+    # "ms_each": the time of each of the `value` things of a step.
     return typical_ms / value if value else None
 
 

@@ -78,6 +78,7 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
             candidates = ids
         else:
             candidates = [run_id for run_id, job in job_of_run.items() if name and job == name]
+        # Take the newest run whose row can be read.
         for run_id in reversed(candidates):
             if _read_origin(folder, run_id):
                 return folder, run_id
@@ -92,15 +93,15 @@ def find_run(root: str | Path, text: str) -> tuple[Path, str]:
 
 def _split_folder(root: Path, text: str) -> tuple[Path, str]:
     """Split `text` into a results folder, `root` if the text names none, and the rest."""
-    head, name = os.path.split(text)
-    if not head:
+    folder_text, name = os.path.split(text)
+    if not folder_text:
         return root, text
     # The path of a run, such as results/runs/RUN, or of a part in it.
-    for path in (Path(text), Path(head)):
+    for path in (Path(text), Path(folder_text)):
         # Use os.path, because the methods of Path raise for long names.
         if path.parent.name in TABLE_NAMES and os.path.isdir(path):  # noqa: PTH112
             return path.parents[1], path.name
-    for folder in (root / head, Path(head)):
+    for folder in (root / folder_text, Path(folder_text)):
         if os.path.isdir(folder / "runs"):  # noqa: PTH112
             return folder, name
     raise ResultsError(
@@ -131,8 +132,10 @@ def _origins(root: Path) -> dict[str, _Origin]:
     """Return the origin of each run by id, oldest first."""
     _check_folder(root)
     origins: dict[str, _Origin] = {}
-    ids = _run_folders(root / "runs")
-    for run_id in dict.fromkeys(path.parent.name for path in _parts_of_runs(root, "runs", ids)):
+    parts = _parts_of_runs(root, "runs", _run_folders(root / "runs"))
+    # A folder without a part is no run.
+    ids = dict.fromkeys(path.parent.name for path in parts)
+    for run_id in ids:
         match = _GENERATED_ID.fullmatch(run_id)
         origin = _Origin(match["start"], match["job"]) if match else _read_origin(root, run_id)
         origins[run_id] = origin or _Origin()
@@ -410,6 +413,7 @@ def logs(root: Path, run_id: str, point_id: str = "*") -> list[RankLog]:
     try:
         for path in (root / LOGS / run_id).glob(f"*-{point_id}-*"):
             if match := RANK_FILE.fullmatch(path.name):
+                # The trials of a run are numbered in the order of rounds and plan.
                 trial, attempt, rank = int(match[1]), int(match[3]), int(match[4])
                 text = path.read_text("utf-8", "replace")
                 log = RankLog(point_id=match[2], attempt=attempt, rank=rank, text=text)
@@ -436,13 +440,17 @@ def _parts(root: Path, table: str, run_id: str | None) -> list[Path]:
 
 def _read_undamaged(folder: Path, paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table:
     """Return the rows of these parts; runs with a damaged part are skipped with a warning."""
+
+    def run_of(path: Path) -> str:
+        return path.relative_to(folder).parts[0]
+
     try:
         return read_parts(paths, table, wanted)
     except UnreadablePartsError as error:
-        reasons = {path.relative_to(folder).parts[0]: why for path, why in error.reasons.items()}
-    for run_id, reason in reasons.items():
+        reason_of_run = {run_of(path): why for path, why in error.reasons.items()}
+    for run_id, reason in reason_of_run.items():
         _warn(f"{reason}; run {run_id} is left out")
-    undamaged = [path for path in paths if path.relative_to(folder).parts[0] not in reasons]
+    undamaged = [path for path in paths if run_of(path) not in reason_of_run]
     return read_parts(undamaged, table, wanted)
 
 

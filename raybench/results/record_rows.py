@@ -47,7 +47,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
     settings: dict[str, Any] = {
         name: point.settings.get(name) for name in (*RUN_SETTINGS, "scaling")
     }
-    kind = devices[0].kind if devices else None
+    device_type = devices[0].kind if devices else None
     failed_device = devices[rank] if rank is not None and devices else None
     row = PointRow(
         **_attempt_key(run_id, record),
@@ -68,8 +68,8 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
         env=dict(point.env),
         workload_sha256=code.workload_sha256 if code else None,
         raybench_sha256=code.raybench_sha256 if code else None,
-        backend=_BACKENDS[kind] if kind and point.world_size > 1 else None,
-        device_type=kind,
+        backend=_BACKENDS[device_type] if device_type and point.world_size > 1 else None,
+        device_type=device_type,
         device_name=", ".join(dict.fromkeys(device.name for device in devices)) or None,
         models_by_rank=tuple(device.name for device in devices) or None,
         node_count=len({device.node_id for device in devices}) or None,
@@ -78,7 +78,7 @@ def point_row(run_id: str, record: Record, measure: Measure, code: Code | None =
         neighbours=record.neighbours,
         node_neighbours=record.node_neighbours,
         mem_estimate_bytes=record.mem_estimate_bytes,
-        crowded=any(crowding(devices)) if kind == "cpu" else None,
+        crowded=any(crowding(devices)) if device_type == "cpu" else None,
     )
     if not record.measurements:
         return row
@@ -113,8 +113,8 @@ def point_metrics(record: Record) -> dict[str, Any]:
     methods = dict(parts.methods or {})
     for metric in declared:
         methods[metric.name] = metric.meaning or metric.description
-    # Columns of raybench, by subject.
-    subjects = (
+    # Columns of raybench: dataclasses with a field for each column.
+    column_groups = (
         steps,
         rate_columns(working_record, mean_ms),
         condition_columns(working),
@@ -122,8 +122,8 @@ def point_metrics(record: Record) -> dict[str, Any]:
         memory_columns(working_record),
     )
     columns: dict[str, Any] = {}
-    for subject in subjects:
-        columns |= vars(subject)
+    for group in column_groups:
+        columns |= vars(group)
     for column in columns_of(RankMetrics):
         by_rank = [getattr(m, column.name) for m in working]
         columns[column.name] = combine_ranks(column.about.over_ranks or "max", by_rank)

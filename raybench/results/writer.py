@@ -150,6 +150,7 @@ class RunStore:
         # Write traces and logs.
         self._check_folder()
         for index, record, _ in converted:
+            # Each attempt has files of its own.
             name = _part_name([(index, record)])
             for measurement in record.measurements:
                 if profile := measurement.profile:
@@ -232,7 +233,9 @@ class RunStore:
             )
 
 
-def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
+def _part_name(
+    batch: Sequence[tuple[int, Record]],  # (position of its trial in the run, attempt)
+) -> str:
     """Return the name of the part that holds these attempts."""
     index, first = batch[0]
     return _name_of_attempts(f"{index:05d}-{first.point.point_id}-{first.attempt}", len(batch))
@@ -241,6 +244,11 @@ def _part_name(batch: Sequence[tuple[int, Record]]) -> str:
 def _name_of_attempts(first_attempt: str, attempts: int) -> str:
     """Return the name of a part with so many attempts, by the name of the first attempt."""
     return first_attempt if attempts == 1 else f"{first_attempt}-and-{attempts - 1}-more"
+
+
+def _name_of_first_attempt(parts: Sequence[Path]) -> str:
+    # A part of several attempts is named `ATTEMPT-and-N-more`.
+    return parts[0].stem.partition("-and-")[0]
 
 
 @contextmanager
@@ -400,12 +408,12 @@ def compact_run(root: Path, run_id: str) -> Compaction:
         before = _part_sizes(root, run_id)
         clear_leftovers(root, run_id)
         if points := parts_of(root, "points", run_id):
-            name = points[0].stem
+            merged_name = points[0].stem
             if len(points) > 1:
                 attempts = len(attempts_in(points, "points"))
-                name = _name_of_attempts(name.partition("-and-")[0], attempts)
+                merged_name = _name_of_attempts(_name_of_first_attempt(points), attempts)
             for table in _TABLES_BY_ATTEMPT:
-                _merge_parts(table, parts_of(root, table, run_id), name)
+                _merge_parts(table, parts_of(root, table, run_id), merged_name)
         _merge_parts("devices", parts_of(root, "devices", run_id), "devices")
         after = _part_sizes(root, run_id)
     return Compaction(
@@ -431,8 +439,8 @@ def compact_points(root: Path, run_id: str) -> None:
     """
     parts = parts_of(root, "points", run_id)
     rows = read_parts(parts, "points", schema("points"))
-    first_attempt = parts[0].stem.partition("-and-")[0]
-    _replace_parts("points", parts, rows, _name_of_attempts(first_attempt, rows.num_rows))
+    name = _name_of_attempts(_name_of_first_attempt(parts), rows.num_rows)
+    _replace_parts("points", parts, rows, name)
 
 
 def _merge_parts(table: str, parts: Sequence[Path], name: str) -> None:
@@ -445,8 +453,9 @@ def _replace_parts(table: str, parts: Sequence[Path], rows: pa.Table, name: str)
     """Replace `parts` by one part of this name that holds `rows`."""
     path = parts[0].with_name(f"{name}.parquet")
     replaced = [part for part in parts if part != path]
-    merged = {MERGED: "/".join(part.name for part in replaced).encode()}
-    write_part(path, table, rows.replace_schema_metadata(schema(table).metadata | merged))
+    # Readers skip the replaced parts if this process is killed before their deletion.
+    replaced_names = {MERGED: "/".join(part.name for part in replaced).encode()}
+    write_part(path, table, rows.replace_schema_metadata(schema(table).metadata | replaced_names))
     # fsync before the deletion, because a power cut would otherwise lose the rows of all parts.
     with os_errors_in_one_line(path), path.open("rb") as file:
         os.fsync(file.fileno())
