@@ -152,10 +152,13 @@ def compared_frame(rows: Sequence[ComparedPoint], reasons: Mapping[str, str]) ->
 
     records = []
     for row in rows:
-        changes = {"change": row.ratio, "change_low": row.interval_low}
-        changes["change_high"] = row.interval_high
-        shares = {name: None if ratio is None else ratio - 1 for name, ratio in changes.items()}
-        records.append({**vars(row), **shares, "reason": reasons.get(row.point_id)})
+        ratios = {
+            "change": row.ratio,
+            "change_low": row.interval_low,
+            "change_high": row.interval_high,
+        }
+        changes = {name: None if ratio is None else ratio - 1 for name, ratio in ratios.items()}
+        records.append({**vars(row), **changes, "reason": reasons.get(row.point_id)})
     frame = pd.DataFrame(records, columns=[*_COMPARED])
     texts = ("point_id", "workload", "precision", "unit", "verdict", "reason")
     counts = ("world_size", "batch_size", "global_batch_size", "base_runs", "new_runs")
@@ -201,11 +204,11 @@ def _scaling(root: Path, run_id: str | None) -> pd.DataFrame:
             }
             records.append({**vars(row), **derived})
     frame = pd.DataFrame(records, columns=[*_FROM_POINTS, *_DERIVED])
-    kinds = {column.name: column.kind for column in TABLES["points"]}
+    arrow_types = {column.name: column.kind for column in TABLES["points"]}
     types = {}
     for name in frame.columns:
         # Derived columns are doubles, but for three texts.
-        types[name] = _PANDAS_TYPES.get(kinds.get(name, "double"), "object")
+        types[name] = _PANDAS_TYPES.get(arrow_types.get(name, "double"), "object")
     texts = ("baseline_point_id", "why_no_losses", "why_not")
     return frame.astype(types | dict.fromkeys(texts, "string"))
 

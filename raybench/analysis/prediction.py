@@ -191,7 +191,9 @@ def _step_ms(row: PointRow) -> float:
 
 
 def _why_not_predicted(
-    rows: Sequence[PointRow], timed: Sequence[PointRow], usable: Sequence[PointRow]
+    rows: Sequence[PointRow],  # all points of the series
+    timed: Sequence[PointRow],  # points on one node with a step time
+    usable: Sequence[PointRow],  # timed points with a narrow interval
 ) -> NotPredicted | None:
     """Return why a series cannot be predicted; None if it can."""
     # Built-in models reduce gradients in training, and `comm_ms` is only timed for gradients.
@@ -250,7 +252,9 @@ def _predict_series(rows: Sequence[PointRow], world_size: int, trials: Trials) -
     measured_ms = _step_ms(last)
     step_ms = measured_ms + added_ms
     doublings = max(0.0, math.log2(world_size / last.world_size))
-    noise = math.hypot(_log_half_interval(last, trials), ERROR_OF_A_DOUBLING * math.sqrt(doublings))
+    error_of_doublings = ERROR_OF_A_DOUBLING * math.sqrt(doublings)
+    noise = math.hypot(_log_half_interval(last, trials), error_of_doublings)
+    # Lower bound: no communication is added.
     error_below = math.hypot(math.log(step_ms / measured_ms), noise)
     error_above = math.hypot(math.log((measured_ms + most_added_ms) / step_ms), noise)
     return Prediction(
@@ -279,4 +283,5 @@ def _log_half_interval(row: PointRow, trials: Trials) -> float:
         return student_t(len(steps_ms) - 1) * error
     # The samples of a single round give an interval that ignores the scatter of starts.
     ends_ms = (row.step_ms_ci_low, row.step_ms_ci_high)
-    return max((abs(math.log(end_ms / _step_ms(row))) for end_ms in ends_ms if end_ms), default=0.0)
+    distances = [abs(math.log(end_ms / _step_ms(row))) for end_ms in ends_ms if end_ms]
+    return max(distances, default=0.0)

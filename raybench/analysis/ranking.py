@@ -381,15 +381,17 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
     shown = all_reduces or list(cases)
     largest_size = max(size_of(case.best.row) for case in shown)
     largest = [case for case in shown if size_of(case.best.row) == largest_size]
-    # Append the first case again, so that it becomes `most` if all values are equal.
-    least, *_, most = sorted([*largest, largest[0]], key=lambda case: case.best.value)
+    # Append the first case again, so that it becomes the last if all values are equal.
+    ascending = sorted([*largest, largest[0]], key=lambda case: case.best.value)
+    least, most = ascending[0], ascending[-1]
     sizes = sorted({size_of(case.best.row) for case in cases} - {0})
     smallest_step_ms = 0.0
     if metric.name == "busbw_gb_s" and len(sizes) > 1:
         # The time of the smallest message is the latency of a collective.
         smallest = [case.best.row for case in shown if size_of(case.best.row) == sizes[0]]
-        same_world = [row for row in smallest if row.world_size == most.best.row.world_size]
-        smallest_step_ms = min((row.step_ms_p50 or 0.0 for row in same_world), default=0.0)
+        world_size = most.best.row.world_size
+        steps_ms = [row.step_ms_p50 or 0.0 for row in smallest if row.world_size == world_size]
+        smallest_step_ms = min(steps_ms, default=0.0)
     return Values(
         metric=metric,
         highest_is_best=cases[0].highest_is_best,
@@ -406,26 +408,27 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
 def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
     """Return which settings win most cases."""
     # If no case has several rounds, the cases only show what was best in this run.
-    sure = [case for case in contested if case.best.is_sure] or contested
-    decided = [case for case in sure if not case.rivals]
+    sure = [case for case in contested if case.best.is_sure]
+    decided = [case for case in sure or contested if not case.rivals]
     undecided = len(contested) - len(decided)
     if not decided:
         case = max(contested, key=lambda case: case.gain)
         return OverCases(case=case, wins=0, case_count=len(contested), undecided=undecided)
 
-    def winner(case: RankedCase) -> str:
+    def best_settings(case: RankedCase) -> str:
         return str(case.best.settings)
 
-    wins = Counter(map(winner, decided))
+    wins_by_settings = Counter(map(best_settings, decided))
 
-    def most_wins(case: RankedCase) -> tuple[int, float]:
+    def wins_of(case: RankedCase) -> tuple[int, float]:
         # Tie-breaker: the highest value; if the lowest value is the best, the largest gain.
-        return wins[winner(case)], case.best.value if case.highest_is_best else case.gain
+        tie_breaker = case.best.value if case.highest_is_best else case.gain
+        return wins_by_settings[best_settings(case)], tie_breaker
 
-    case = max(decided, key=most_wins)
+    case = max(decided, key=wins_of)
     return OverCases(
         case=case,
-        wins=wins[winner(case)],
+        wins=wins_by_settings[best_settings(case)],
         case_count=len(contested),
         undecided=undecided,
     )

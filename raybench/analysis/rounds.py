@@ -126,11 +126,15 @@ def _merge_rounds(rounds: Sequence[PointRow]) -> PointRow:
     if len(ok) > 1:
         # The rounds are independent, so the squares of half widths add up.
         intervals_ms = [(row.step_ms_p50, row.step_ms_ci_low, row.step_ms_ci_high) for row in ok]
+        are_known = all(all(interval_ms) for interval_ms in intervals_ms)
         low_ms, high_ms = None, None
-        if merged.step_ms_p50 and all(map(all, intervals_ms)):
+        if merged.step_ms_p50 and are_known:
+            # Three arrays of logarithms with an entry for each round.
             step, low, high = np.log(np.array(intervals_ms, np.float64)).T
-            low_ms = merged.step_ms_p50 * math.exp(-math.hypot(*(step - low)) / len(ok))
-            high_ms = merged.step_ms_p50 * math.exp(math.hypot(*(high - step)) / len(ok))
+            width_below = math.hypot(*(step - low)) / len(ok)
+            width_above = math.hypot(*(high - step)) / len(ok)
+            low_ms = merged.step_ms_p50 * math.exp(-width_below)
+            high_ms = merged.step_ms_p50 * math.exp(width_above)
         merged = replace(merged, step_ms_ci_low=low_ms, step_ms_ci_high=high_ms)
     doubts = list(merged.doubts or ())
     for row in rounds:
@@ -144,18 +148,18 @@ def _merge_rounds(rounds: Sequence[PointRow]) -> PointRow:
 
 def _combine(column: TableColumn, values: Sequence[Any]) -> Any:
     """Combine the values of a column in the ok rounds; None if the result is unknown."""
-    name, kind = column.name, column.kind
+    name, arrow_type = column.name, column.kind
     if name in _LAST_ROUND_COLUMNS:
         return values[-1]
-    usable = [value for value in values if value is not None or name in _COLUMNS_WITH_NULLS]
-    if not usable:
+    known = [value for value in values if value is not None or name in _COLUMNS_WITH_NULLS]
+    if not known:
         return None
     if name in _SUMS:
-        return sum(usable) if len(usable) == len(values) else None
-    if kind == "int64" and name.endswith("_bytes"):
-        return max(usable)
-    rule = _RULES_BY_NAME.get(name) or _RULES_BY_KIND.get(kind)
-    return rule(usable) if rule else usable[-1]
+        return sum(known) if len(known) == len(values) else None
+    if arrow_type == "int64" and name.endswith("_bytes"):
+        return max(known)
+    rule = _RULES_BY_NAME.get(name) or _RULES_BY_KIND.get(arrow_type)
+    return rule(known) if rule else known[-1]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -253,6 +257,7 @@ class Trials:
             log_ratio = math.log(attempt.throughput / base_attempt.throughput)
             drift_per_s = self._drift_rates.get((attempt.run_id, round_number), 0.0)
             drift = drift_per_s * (_timed_at_s(attempt) - _timed_at_s(base_attempt))
+            # If steps became longer since `base`, the throughput of `row` is too low.
             log_ratios[round_number] = log_ratio + drift
         return log_ratios
 
@@ -269,31 +274,34 @@ class Trials:
             # 1 - 1/F, the share of their variance that noise does not explain (empirical Bayes).
             degrees = sum(line.degrees for line in lines.values())
             noise = sum(line.residual for line in lines.values()) / degrees if degrees else math.inf
-            signal = fmean(line.explained for line in lines.values())
-            share = max(0.0, 1 - noise / signal) if signal else 0.0
+            explained = fmean(line.explained for line in lines.values())
+            # F is explained / noise.
+            factor = max(0.0, 1 - noise / explained) if explained else 0.0
             for round_number, line in lines.items():
-                rates[run_id, round_number] = share * line.slope
+                rates[run_id, round_number] = factor * line.slope
         return rates
 
     def _control_trials(self) -> dict[tuple[str, int], list[PointRow]]:
-        """Return the first trial of the control point and its controls by (run_id, round)."""
+        """Return the trial of the control point, then its controls, by (run_id, round)."""
         trials: dict[tuple[str, int], list[PointRow]] = {}
         for (run_id, round_number, _), control in self._controls.items():
-            first = self.rounds(control).get(round_number)
-            trials_of_round = trials.setdefault(
-                (run_id, round_number), [] if first is None else [first]
-            )
+            trials_of_round = trials.setdefault((run_id, round_number), [])
+            # The same point was measured once in this round before its controls.
+            first_trial = self.rounds(control).get(round_number)
+            if not trials_of_round and first_trial is not None:
+                trials_of_round.append(first_trial)
             trials_of_round.append(control)
         return trials
 
     def drifts(self) -> Iterator[ControlDrift]:
         """Yield the controls whose step changed by more than LARGEST_DRIFT and more than noise."""
         for (_, round_number, world_size), control in self._controls.items():
-            first = self.rounds(control).get(round_number)
-            if first is None or not first.step_ms_p50 or not control.step_ms_p50:
+            # The trial of the same point in this round.
+            earlier = self.rounds(control).get(round_number)
+            if earlier is None or not earlier.step_ms_p50 or not control.step_ms_p50:
                 continue
-            log_change = math.log(control.step_ms_p50 / first.step_ms_p50)
-            noise = math.hypot(half_interval(first) or 0.0, half_interval(control) or 0.0)
+            log_change = math.log(control.step_ms_p50 / earlier.step_ms_p50)
+            noise = math.hypot(half_interval(earlier) or 0.0, half_interval(control) or 0.0)
             if abs(log_change) > max(LARGEST_DRIFT, noise):
                 yield ControlDrift(round_number, world_size, math.expm1(log_change))
 
@@ -375,10 +383,11 @@ def rank_by_iteration(samples: pd.DataFrame, columns: int) -> tuple[pd.DataFrame
     if not times_ms.size:
         return pd.DataFrame(), math.nan
     median_ms = float(np.nanmedian(times_ms))
-    # First iteration of each column.
+    # First iteration of each column; `unique`, because there may be fewer iterations than columns.
     firsts = np.unique(np.linspace(0, times_ms.shape[1], columns, endpoint=False).astype(int))
     farthest_ms = []
     for times_of_column in np.split(times_ms, firsts[1:], axis=1):
+        # -1: a missing time is never the farthest, unless all are missing.
         distances = np.nan_to_num(np.abs(times_of_column - median_ms), nan=-1.0)
         farthest = distances.argmax(axis=1)[:, np.newaxis]
         farthest_ms.append(np.take_along_axis(times_of_column, farthest, axis=1))

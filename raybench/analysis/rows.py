@@ -39,18 +39,18 @@ def point_rows(frame: pd.DataFrame) -> list[PointRow]:
     return typed_rows(frame, PointRow)
 
 
-def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
-    """Return the rows of a frame as dataclasses of this kind.
+def typed_rows(frame: pd.DataFrame, row_class: type[_Row]) -> list[_Row]:
+    """Return the rows of a frame as dataclasses of this class.
 
     Args:
         frame: rows of a table; further columns are ignored.
-        kind: a dataclass whose fields have the names of columns.
+        row_class: a dataclass whose fields have the names of columns.
 
     Raises:
         TypeError: the frame lacks a column whose field has no default.
         ResultsError: a value is invalid, such as null in a field that cannot be None.
     """
-    columns = [column for column in columns_of(kind) if column.name in frame]
+    columns = [column for column in columns_of(row_class) if column.name in frame]
     # One call for all columns, because each call costs much more than its rows.
     are_null = frame[[column.name for column in columns]].isna().to_numpy().T.tolist()
     values_by_column: dict[str, list[Any]] = {}
@@ -61,7 +61,7 @@ def typed_rows(frame: pd.DataFrame, kind: type[_Row]) -> list[_Row]:
         values_by_column[column.name] = values
     names = list(values_by_column)
     rows = zip(*values_by_column.values(), strict=True)
-    return [kind(**dict(zip(names, row, strict=True))) for row in rows]
+    return [row_class(**dict(zip(names, row, strict=True))) for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,9 +422,12 @@ def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
     """
     known = known_settings(row, names)
     degrees = {name: number_of(known.get(name)) or 1 for name in DEGREES if name in names}
-    is_world_implied = degrees and math.prod(degrees.values()) == setting_of(row, "world_size") > 1
+    product, world_size = math.prod(degrees.values()), setting_of(row, "world_size")
+    is_world_implied = bool(degrees) and product == world_size and product > 1
+    first_names = [name for name in known if name in (*DEGREES, "world_size")]
+    other_names = [name for name in known if name not in first_names]
     used = {}
-    for name in sorted(known, key=lambda name: name not in (*DEGREES, "world_size")):
+    for name in (*first_names, *other_names):
         if name == "world_size":
             is_used = not is_world_implied
         elif name in degrees:

@@ -304,9 +304,14 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
         settings = defining_settings(row)
         if row.world_size > 1:
             settings["node_count"] = str(row.node_count)
-        # "a+b" means both devices. "a/b" means one of them, because the device is not known. The
-        # devices of a point on several, but not all devices are unknown.
-        separator = {len(uuids): "+", 1: "/"}.get(row.world_size)
+        # "a/b": one of these devices, and it is not known which. "a+b": both devices.
+        if row.world_size == 1:
+            devices = "/".join(uuids)
+        elif row.world_size == len(uuids):
+            devices = "+".join(uuids)
+        else:
+            # The point used several, but not all devices of the run.
+            devices = ""
         main_figure = next((name for name in _MAIN_FIGURES if getattr(row, name)), None)
         for name in filter(None, (main_figure, _BURST)):
             if value := getattr(row, name):
@@ -317,7 +322,7 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
                     unit=column_units("points")[name],
                     fabric="; ".join(row.transports or ()) if row.world_size > 1 else "",
                     value=value,
-                    devices=separator.join(uuids) if separator else "",
+                    devices=devices,
                     point_id=row.point_id,
                 )
 

@@ -86,6 +86,7 @@ def code_here(code: Code) -> Code:
     """
     hashes = {}
     for name in code.workload:
+        # A name is `train.py`, or `package/module.py`.
         top, *subpath = name.split("/")
         module_files, package_folders = _find_top_level(top.partition(".")[0])
         candidates = module_files
@@ -142,6 +143,7 @@ def _hash_recursively(files: Iterable[tuple[str, Path]], own_package: str = "") 
     """Return file name -> SHA-256, for the given files and the files that they import."""
     hashes: dict[str, str] = {}
     seen_modules: set[str] = set()
+    # Each entry has the (name, path) of the files of one module.
     waiting = [files]
     while waiting:
         for name, path in waiting.pop():
@@ -222,7 +224,9 @@ def _imported_names(content: bytes, file: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             # A relative import: one dot means the package of the file, two dots its parent.
             parents = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*parents, *([node.module] if node.module else [])])
+            # `from . import x` has no module.
+            module = [node.module] if node.module else []
+            base = ".".join([*parents, *module])
             if base:
                 yield base
                 # An imported name may be a module or an attribute; try both.

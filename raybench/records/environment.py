@@ -30,8 +30,9 @@ def package_versions() -> dict[str, str]:
 
 def warn_of_torch(versions: Mapping[str, str]) -> str | None:
     """Return a warning if torch is newer than the newest tested version, else None."""
-    minor = tuple(map(int, re.findall(r"\d+", versions.get("torch", ""))[:2]))
-    if minor <= _TESTED_TORCH:
+    numbers = re.findall(r"\d+", versions.get("torch", ""))
+    major_and_minor = tuple(map(int, numbers[:2]))
+    if major_and_minor <= _TESTED_TORCH:
         return None
     newest = "{}.{}, the newest that raybench was tested with".format(*_TESTED_TORCH)
     return f"torch {versions['torch']} is newer than {newest}"
@@ -77,9 +78,10 @@ def usable_cores(root: Path = Path("/")) -> int:
     # cgroups version 2 has "quota period" in one file; version 1 has the period in another file.
     for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
         try:
-            quota, *period = (folder / name).read_text(encoding="ascii").split()
-            period = period or [(folder / "cpu/cpu.cfs_period_us").read_text("ascii")]
-            quota_us, period_us = int(quota), int(period[0])
+            quota_text, *period_texts = (folder / name).read_text(encoding="ascii").split()
+            if not period_texts:
+                period_texts = [(folder / "cpu/cpu.cfs_period_us").read_text("ascii")]
+            quota_us, period_us = int(quota_text), int(period_texts[0])
         except (OSError, ValueError):
             continue  # the quota is "max", or there is no such cgroup
         if quota_us > 0 and period_us > 0:
