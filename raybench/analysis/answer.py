@@ -402,15 +402,16 @@ def _rows_best_first(
     data: RunData, question: Answer, case_settings: Sequence[str]
 ) -> tuple[ScaledRow, ...]:
     """Return the rows case by case, the best first; by settings if the metric cannot rank them."""
+    # A ratio to the baseline does not rank points.
     metric = None if question.metric in RATIOS else find_metric(data.rows, question.metric)
     names = list(case_settings) if metric else _cases_first(data.settings, case_settings)
 
     def order(row: ScaledRow) -> tuple[object, ...]:
         case = [setting_order(setting_of(row, name)) for name in names]
         value = value_of(row, metric) if metric and row.status == "ok" else None
-        smallest_first = (value or 0.0) * (-1 if question.best == "max" else 1)
+        sign = -1 if question.best == "max" else 1
         # Points without a value come last in their case.
-        return case, value is None, smallest_first
+        return case, value is None, sign * (value or 0.0)
 
     return tuple(sorted(data.rows, key=order))
 
@@ -512,9 +513,10 @@ def _speed_up_range(rows: Sequence[ScaledRow], settings: Mapping[str, Any]) -> S
 def _speed_ups(data: RunData) -> SpeedUps:
     """Return the speed-ups of the points with the most ranks."""
     rows, baseline = with_most_ranks(data.rows), data.run.baseline
-    # A series for each value of the first setting that varies; a single series for many values.
-    not_series = ("batch", "world_size", "scaling", "workload")
-    series_names = [name for name in varying(rows) if name not in not_series][:1]
+    # A series for each value of the first setting that varies, but for sizes of the problem. A
+    # single series if there are too many values.
+    sizes = ("batch", "world_size", "scaling", "workload")
+    series_names = [name for name in varying(rows) if name not in sizes][:1]
     rows_by_series: dict[str, list[ScaledRow]] = {}
     for row in rows:
         rows_by_series.setdefault(str(known_settings(row, series_names)), []).append(row)
@@ -553,15 +555,17 @@ def _main_loss(rows: Sequence[ScaledRow]) -> MainLoss | None:
     if not losing:
         return None
     unknown = tuple(row for row in losing if not has_causes(row))
-    points_by_cause: Counter[str] = Counter()
+    # Cause -> number of points of which the cause is the largest loss.
+    point_counts: Counter[str] = Counter()
     for row in losing:
         if has_causes(row):
             # A slow rank is a cause only if it stands out.
             causes = [name for name in LOSSES if name != "lost_wait" or is_slowed_by_one_rank(row)]
-            points_by_cause[max(causes, key=lambda name: getattr(row, name) or 0.0)] += 1
-    cause = max(points_by_cause, key=lambda name: points_by_cause[name], default=None)
-    count, shares = points_by_cause[cause or ""], [0.0]
-    # The share of a cause in the loss is only told if all losing points have this main cause.
+            point_counts[max(causes, key=lambda name: getattr(row, name) or 0.0)] += 1
+    cause = max(point_counts, key=lambda name: point_counts[name], default=None)
+    count = 0 if cause is None else point_counts[cause]
+    shares = [0.0]
+    # If all losing points have the same main cause, give its share in the loss of each point.
     if cause is not None and count == len(losing):
         shares = [min(1.0, getattr(row, cause) / (1 - (row.efficiency or 0.0))) for row in losing]
     return MainLoss(
@@ -593,6 +597,7 @@ def _gains(data: RunData) -> Gains:
         changed = {
             name: value for name, value in settings.items() if str(value) != str(baseline.get(name))
         }
+        # Only the settings that differ from the baseline describe a gain.
         gain = _speed_up_range(rows, changed or settings)
         # A single point is undecided if the interval of its speed-up contains 1.
         low, high = rows[0].speed_up_low, rows[0].speed_up_high
@@ -697,14 +702,14 @@ def _next_command(data: RunData, more_rounds: MoreRounds | None) -> NextCommand:
         return NextCommand(kind=Next.FULL_REPORT, words=report)
     # Drop options that are set below, or whose values the tables of the run have.
     dropped = {"-o", "--output", "--resume", "--set"}
-    kept = []
+    kept_options = []
     previous = ""
     for option in options:
         # The value of an option is in the next word, or in the same word: -oFOLDER, --set=VALUE.
         name, _, _ = option.partition("=")
         short_name = option[:2]
         if dropped.isdisjoint({previous, short_name, name}):
-            kept.append(option)
+            kept_options.append(option)
         previous = option
     folder_option = [] if is_default_folder else ["-o", folder]
     # Complete the rounds that the run has before adding rounds.
@@ -712,7 +717,7 @@ def _next_command(data: RunData, more_rounds: MoreRounds | None) -> NextCommand:
     added_options = ["--retry-failed"] if is_failed else []
     if added_rounds:
         added_options = ["--set", f"measure.rounds={added_rounds.rounds}"]
-    resume = (*kept, "--resume", run.run_id, *folder_option, *added_options, *script_words)
+    resume = (*kept_options, "--resume", run.run_id, *folder_option, *added_options, *script_words)
     return NextCommand(
         kind=Next.RETRY if is_failed else Next.RESUME,
         words=resume,

@@ -321,7 +321,7 @@ class _Test:
     # Change of the logarithm of the rate; negative if the new side is slower.
     log_change: float
     # Variance of `log_change` / variance of one run: 1/n + 1/m for n and m runs.
-    variance_share: float
+    variance_ratio: float
     # Scatter between the runs of a side.
     scatter: Scatter
 
@@ -332,7 +332,7 @@ class _Test:
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Return the confidence interval of `ratio`: (low, high)."""
-        half_width = self.scatter.half_width(self.variance_share, confidence)
+        half_width = self.scatter.half_width(self.variance_ratio, confidence)
         return math.exp(self.log_change - half_width), math.exp(self.log_change + half_width)
 
     def detectable_slowdown(self, threshold: float, tests: int) -> float:
@@ -342,8 +342,8 @@ class _Test:
             tests: number of points that are tested together.
         """
         # A verdict needs a change beyond the threshold, and beyond chance among all tests.
-        beyond_chance = self.scatter.detectable(self.variance_share, FALSE_VERDICTS / tests)
-        half_width = self.scatter.half_width(self.variance_share, _DECIDING_CONFIDENCE)
+        beyond_chance = self.scatter.detectable(self.variance_ratio, FALSE_VERDICTS / tests)
+        half_width = self.scatter.half_width(self.variance_ratio, _DECIDING_CONFIDENCE)
         beyond_threshold = half_width - math.log1p(-threshold)
         return -math.expm1(-max(beyond_chance, beyond_threshold))
 
@@ -355,8 +355,8 @@ def _tested_fields_by_point(pairs: Sequence[_Pair], threshold: float) -> dict[st
     tests = _tests(pairs)
     if not tests:
         return {}
-    p_slower = [test.scatter.p_value(-test.log_change, test.variance_share) for test in tests]
-    p_faster = [test.scatter.p_value(test.log_change, test.variance_share) for test in tests]
+    p_slower = [test.scatter.p_value(-test.log_change, test.variance_ratio) for test in tests]
+    p_faster = [test.scatter.p_value(test.log_change, test.variance_ratio) for test in tests]
     q_values_slower = false_discovery_control(p_slower).tolist()
     q_values_faster = false_discovery_control(p_faster).tolist()
     fields_by_point = {}
@@ -378,7 +378,7 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     """Return the test of each point whose scatter between runs is known."""
     if not pairs:
         return []
-    # Number the runs: they are the columns of the matrix [points, runs].
+    # Number the runs (side, run_id): they are the columns of the matrix [points, runs].
     columns: dict[tuple[int, str], int] = {}
     for pair in pairs:
         for side, rows in enumerate(pair.ok_rows):
@@ -396,7 +396,7 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
             test = _Test(
                 point_id=pair.newest.point_id,
                 log_change=float(np.mean(pair.log_rates[1]) - np.mean(pair.log_rates[0])),
-                variance_share=sum(1 / len(rows) for rows in pair.ok_rows),
+                variance_ratio=sum(1 / len(rows) for rows in pair.ok_rows),
                 scatter=point_scatter,
             )
             tests.append(test)

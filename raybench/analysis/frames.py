@@ -227,13 +227,13 @@ def _summary(root: Path, run_id: str | None) -> pd.DataFrame:
     types = {column.name: _PANDAS_TYPES.get(column.kind, "object") for column in columns}
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
     # Replace each column of JSON objects by a typed column for each of their keys.
-    for kind in ("params", "metrics"):
-        objects = [json.loads(text) for text in frame.pop(f"{kind}_json")]
+    for prefix in ("params", "metrics"):
+        objects = [json.loads(text) for text in frame.pop(f"{prefix}_json")]
         arrays = {}
         for name in dict.fromkeys(chain(*objects)):
             # Make an array of each column, because a frame turns integers with nulls into floats.
             arrays[name] = pd.array([values.get(name) for values in objects])
-        frame = frame.join(pd.DataFrame(arrays, frame.index).add_prefix(f"{kind}."))
+        frame = frame.join(pd.DataFrame(arrays, frame.index).add_prefix(f"{prefix}."))
     return frame
 
 

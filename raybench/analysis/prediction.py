@@ -143,7 +143,9 @@ def predict(
     trials = Trials(points)
     series: dict[tuple[Any, ...], list[PointRow]] = {}
     for row in mean_of_rounds(points):
-        names = (*_SETTINGS, *filter(None, [batch_column(row)]))
+        names = list(_SETTINGS)
+        if batch_name := batch_column(row):
+            names.append(batch_name)
         settings = (str(getattr(row, name)) for name in names)
         series.setdefault((*settings, *sorted(row.params.items())), []).append(row)
     predictions: list[Prediction] = []

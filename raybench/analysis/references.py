@@ -82,7 +82,7 @@ class Quantity(_Strict):
 
     @cached_property
     def key(self) -> object:
-        """Metric and settings, hashable.
+        """What identifies the quantity: its metric and settings, hashable.
 
         Parameters of built-in workloads at their defaults are left out, so that new parameters
         change no key.
@@ -405,15 +405,18 @@ class References:
 
     def entries(self, model: str) -> list[Entry]:
         """Return all entries of a model, such as `NVIDIA H200`; the site's entries come first."""
-        files = filter(None, (self._site_files.get(model), shipped(model)))
-        return [entry for file in files for entry in file.quantities]
+        return [entry for file in self._files_of(model) for entry in file.quantities]
 
     def drivers(self, model: str) -> tuple[str, ...]:
         """Return the driver versions with which the references of a model were measured."""
         versions = set()
-        for file in filter(None, (self._site_files.get(model), shipped(model))):
+        for file in self._files_of(model):
             versions |= {run.software.get("driver", "") for run in file.runs.values()}
         return tuple(sorted(versions - {""}))
+
+    def _files_of(self, model: str) -> list[ReferenceFile]:
+        files = (self._site_files.get(model), shipped(model))
+        return [file for file in files if file is not None]
 
     def find(self, model: str, quantity: Quantity) -> Entry | None:
         """Return the first entry of a model for a quantity; None without such an entry.
@@ -668,7 +671,7 @@ def impossible_figures(
         may_be_in_cache = is_strong and (row.peak_mem_allocated_bytes or 0) < _MAY_FIT_INTO_CACHE
         if efficiency_low > limit and not may_be_in_cache:
             doubts.insert(0, _impossible("efficiency", row.efficiency, limit))
-    # A step cannot finish more items than its batch has.
+    # A step cannot finish more items than its batch has. The shorter step gives fewer items.
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
     items_of_ranks = row.batch_size * row.world_size if row.batch_size else 0
     batch = max(row.global_batch_size or 0, items_of_ranks) * (row.grad_accumulation or 1)
@@ -689,11 +692,11 @@ def without_repeated_mfu(doubts: Sequence[Doubt]) -> list[Doubt]:
     impossible = {doubt.subject for doubt in doubts if doubt.kind is DoubtKind.IMPOSSIBLE}
     if "achieved_tflops_per_device" not in impossible:
         return list(doubts)
-    kept = []
+    without_mfu = []
     for doubt in doubts:
         if doubt.kind is not DoubtKind.IMPOSSIBLE or doubt.subject != "mfu_pct":
-            kept.append(doubt)
-    return kept
+            without_mfu.append(doubt)
+    return without_mfu
 
 
 def has_impossible(row: ScaledRow) -> bool:

@@ -52,9 +52,9 @@ def typed_rows(frame: pd.DataFrame, row_class: type[_Row]) -> list[_Row]:
     """
     columns = [column for column in columns_of(row_class) if column.name in frame]
     # One call for all columns, because each call costs much more than its rows.
-    are_null = frame[[column.name for column in columns]].isna().to_numpy().T.tolist()
+    nulls_by_column = frame[[column.name for column in columns]].isna().to_numpy().T.tolist()
     values_by_column: dict[str, list[Any]] = {}
-    for column, nulls in zip(columns, are_null, strict=True):
+    for column, nulls in zip(columns, nulls_by_column, strict=True):
         values = []
         for cell, is_null in zip(frame[column.name].tolist(), nulls, strict=True):
             values.append(column.value_of(None if is_null else cell))

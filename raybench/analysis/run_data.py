@@ -312,8 +312,9 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
         else:
             # The point used several, but not all devices of the run.
             devices = ""
-        main_figure = next((name for name in _MAIN_FIGURES if getattr(row, name)), None)
-        for name in filter(None, (main_figure, _BURST)):
+        # At most one name: the first main figure that the row has.
+        main_figure = [name for name in _MAIN_FIGURES if getattr(row, name)][:1]
+        for name in (*main_figure, _BURST):
             if value := getattr(row, name):
                 yield MeasuredValue(
                     model=model,
@@ -337,8 +338,10 @@ def defining_settings(row: PointRow) -> dict[str, str]:
         value = setting_of(row, name)
         if value != RUN_SETTINGS[name].default:
             values[name] = value
-    for name in filter(None, ("precision", batch_column(row), "world_size")):
-        values[name] = getattr(row, name)
+    for name in ("precision", batch_column(row), "world_size"):
+        # A point without a batch has no column of a batch.
+        if name is not None:
+            values[name] = getattr(row, name)
     return {
         plain(name): plain(setting_text(value))
         for name, value in values.items()

@@ -84,7 +84,9 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
     # Sort the points into series.
     series: dict[tuple[Any, ...], list[ScaledRow]] = {}
     for row in rows:
-        names = (*_SERIES_SETTINGS, *filter(None, [batch_column(row)]))
+        names = list(_SERIES_SETTINGS)
+        if batch_name := batch_column(row):
+            names.append(batch_name)
         settings = ((name, str(getattr(row, name))) for name in names if name not in baseline)
         params = sorted((name, text) for name, text in row.params.items() if name not in baseline)
         series.setdefault((*settings, *params), []).append(row)
@@ -277,26 +279,27 @@ def _differ_in_devices_alone(
 
 
 def half_widths(
-    measured: Sequence[tuple[ScaledRow, Mapping[int, float]]],
+    logs_of_rows: Sequence[tuple[ScaledRow, Mapping[int, float]]],
 ) -> Iterator[tuple[ScaledRow, float]]:
     """Yield each row with at least two rounds, and half the width of the interval of its mean.
 
     The intervals are 95 % intervals of logarithms.
 
     Args:
-        measured: each row with the logarithm of its value by round.
+        logs_of_rows: each row with the logarithm of its value by round.
     """
     # Number the rounds: they are the columns of the matrix [points, rounds].
     columns: dict[int, int] = {}
-    for _, logs in measured:
+    for _, logs in logs_of_rows:
         for round_number in logs:
             columns.setdefault(round_number, len(columns))
-    values = np.full((len(measured), len(columns)), math.nan)
-    for point, (_, logs) in enumerate(measured):
+    values = np.full((len(logs_of_rows), len(columns)), math.nan)
+    for point, (_, logs) in enumerate(logs_of_rows):
         for round_number, log in logs.items():
             values[point, columns[round_number]] = log
-    scatters = scatter(values) if measured else []
-    for (row, logs), point_scatter in zip(measured, scatters, strict=True):
+    scatters = scatter(values) if logs_of_rows else []
+    for (row, logs), point_scatter in zip(logs_of_rows, scatters, strict=True):
+        # None: the point has a single round.
         if point_scatter is not None:
             yield row, point_scatter.half_width(1 / len(logs))
 
@@ -310,14 +313,10 @@ def _why_not_compared(
     """Return why an ok point cannot be compared with the baseline point of its series."""
     if not _has_throughput(row):
         # Without this doubt the point is not ok, or it has no batch and needs no speed-up.
-        is_throughput_missing = any(
-            doubt.kind is DoubtKind.NO_THROUGHPUT for doubt in row.doubts or ()
-        )
-        return (
-            NotCompared(kind=NotComparedKind.NO_THROUGHPUT)
-            if baseline and is_throughput_missing
-            else None
-        )
+        kinds = {doubt.kind for doubt in row.doubts or ()}
+        if baseline and DoubtKind.NO_THROUGHPUT in kinds:
+            return NotCompared(kind=NotComparedKind.NO_THROUGHPUT)
+        return None
     if not baseline:
         return NotCompared(kind=NotComparedKind.NO_BASELINE)
     base = next((other for other in series_rows if other.is_baseline), None)

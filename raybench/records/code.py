@@ -139,7 +139,10 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _hash_recursively(files: Iterable[tuple[str, Path]], own_package: str = "") -> dict[str, str]:
+def _hash_recursively(
+    files: Iterable[tuple[str, Path]],  # (name, path)
+    own_package: str = "",  # top package of the workload
+) -> dict[str, str]:
     """Return file name -> SHA-256, for the given files and the files that they import."""
     hashes: dict[str, str] = {}
     seen_modules: set[str] = set()
@@ -159,7 +162,10 @@ def _hash_recursively(files: Iterable[tuple[str, Path]], own_package: str = "") 
     return hashes
 
 
-def _module_files(module: str, own_package: str) -> Iterator[tuple[str, Path]]:
+def _module_files(
+    module: str,
+    own_package: str,  # top package of the workload
+) -> Iterator[tuple[str, Path]]:
     """Yield name and path of a module, and of each package that contains the module."""
     # Yield nothing for raybench, the standard library and installed packages, unless the workload
     # itself is in `own_package`.

@@ -89,10 +89,10 @@ class Metric:
         if not str(self.name).isidentifier():
             raise UsageError(f"Metric: name must be an identifier, got {self.name!r}")
         for name, allowed in (("over_ranks", OverRanks), ("over_step", OverStep)):
-            if (given := getattr(self, name)) not in (None, *get_args(allowed)):
+            if (value := getattr(self, name)) not in (None, *get_args(allowed)):
                 names = ", ".join(get_args(allowed))
                 raise UsageError(
-                    f"Metric {self.name}: {name} must be one of {names}, got {given!r}"
+                    f"Metric {self.name}: {name} must be one of {names}, got {value!r}"
                 )
 
     @property

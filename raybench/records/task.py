@@ -60,8 +60,8 @@ class Task:
     def user_class(self) -> str:
         """The class as `package.module:Class`; empty for a workload of raybench."""
         workload = self.point.workload
-        is_users = ":" in workload and not workload.startswith(_OWN_MODULES)
-        return workload if is_users else ""
+        is_class = ":" in workload
+        return workload if is_class and not workload.startswith(_OWN_MODULES) else ""
 
     @property
     def worker_environment(self) -> Mapping[str, str]:

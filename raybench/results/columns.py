@@ -365,7 +365,8 @@ def read_parts(paths: Sequence[Path], table: str, wanted: pa.Schema) -> pa.Table
     for batch in read_batches:
         reasons |= {path: why for path, why in batch.unreadable.items() if path not in replaced}
     if reasons:
-        raise UnreadablePartsError(next(iter(reasons.values())), reasons)
+        first_reason, *_ = reasons.values()
+        raise UnreadablePartsError(first_reason, reasons)
     # The rows of a replaced part were read twice, so read again without these parts.
     if not replaced.isdisjoint(paths):
         return read_parts([path for path in paths if path not in replaced], table, wanted)
@@ -384,6 +385,7 @@ class _Batch(NamedTuple):
 
 
 def _read_batch(paths: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
+    """Read parts, and collect the errors of unreadable parts instead of raising the first."""
     import pyarrow as pa
 
     tables, unreadable, replaced = [_no_rows(wanted)], dict[Path, str](), list[Path]()

@@ -64,6 +64,7 @@ def _record_doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[
     steps = 0
     for repetition in measurements[0].repetitions:
         steps += len(repetition.timed.step_ns) * repetition.inner_iterations
+    # The job asks for seconds of each repeat.
     timed_s = (row.step_ms_mean or 0.0) * steps / (row.repeats or 1) / MS_PER_S
     if measure.is_quick:
         yield Doubt(kind=DoubtKind.QUICK, value=timed_s)

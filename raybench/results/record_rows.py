@@ -158,14 +158,16 @@ def sample_columns(run_id: str, record: Record) -> dict[str, list[Any]]:
         for repeat, repetition in enumerate(measurement.repetitions):
             constants = {**key, "rank": measurement.rank, "repeat": repeat}
             for is_warmup, samples in ((True, repetition.warmup), (False, repetition.timed)):
-                columns_of_phase = _iterations({**constants, "is_warmup": is_warmup}, samples)
+                columns_of_phase = _columns_of_samples(
+                    {**constants, "is_warmup": is_warmup}, samples
+                )
                 for name, values in columns_of_phase.items():
                     columns.setdefault(name, []).extend(values)
     return columns
 
 
-def _iterations(constants: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
-    """Return the columns of these iterations, with the same `constants` in each row."""
+def _columns_of_samples(constants: Mapping[str, Any], samples: Samples) -> dict[str, Iterable[Any]]:
+    """Return the columns of these samples, with the same `constants` in each row."""
     rows = len(samples.step_ns)
     unknown = (None,) * rows
     # `data` has a column. Other named parts are a map in each row.

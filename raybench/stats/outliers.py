@@ -84,6 +84,7 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
         return None
     rank, other = slowest_and_other([median(steps) for steps in series])
     excess_ms = median(series[rank]) - median(series[other])
+    # The standard error if all steps were independent.
     independent_ms = math.hypot(median_error(series[rank]), median_error(series[other]))
     # The pace of a host changes within tenths of a second, so neighbouring steps are correlated.
     # Compare the medians of parts, which are nearly independent.

@@ -75,7 +75,9 @@ class DeviceSpeed:
     @cached_property
     def _knots(self) -> tuple[Sequence[int], Sequence[float]]:
         """The (items, seconds) between which `step_s` interpolates, from 0 items on."""
-        items, seconds = zip((0, self.fixed_s), *self.steps, strict=True)
+        points = [(0, self.fixed_s), *self.steps]
+        items = [items for items, _ in points]
+        seconds = [seconds for _, seconds in points]
         # A larger share must not be predicted to be faster: replace a decrease by a level.
         rising = accumulate(seconds[1:], max, initial=min(seconds))
         return items, list(rising)

@@ -237,35 +237,37 @@ class Scatter:
     sd: float
     degrees: float
 
-    def half_width(self, share: float, confidence: float = 0.95) -> float:
+    def half_width(self, variance_ratio: float, confidence: float = 0.95) -> float:
         """Return half the width of the confidence interval of a mean or difference, as a logarithm.
 
         Args:
-            share: variance of the mean or difference / variance of one start; 1 / n for the mean
-                of n starts.
+            variance_ratio: variance of the mean or difference / variance of one start; 1 / n for
+                the mean of n starts.
         """
-        return student_t(self.degrees, confidence) * self.sd * math.sqrt(share)
+        return student_t(self.degrees, confidence) * self.sd * math.sqrt(variance_ratio)
 
-    def p_value(self, size: float, share: float) -> float:
+    def p_value(self, size: float, variance_ratio: float) -> float:
         """Return the one-sided p-value for the claim that a difference is above 0.
 
         Args:
             size: a difference of logarithms.
-            share: variance of the difference / variance of one start; 2 for two single starts.
+            variance_ratio: variance of the difference / variance of one start; 2 for two single
+                starts.
         """
         from scipy.special import stdtr
 
-        error = self.sd * math.sqrt(share)
+        error = self.sd * math.sqrt(variance_ratio)
         # The limit of the p-value for ever smaller errors.
         if error == 0:
             return 0.5 if size == 0 else float(size < 0)
         return float(stdtr(self.degrees, -size / error))
 
-    def detectable(self, share: float, level: float) -> float:
+    def detectable(self, variance_ratio: float, level: float) -> float:
         """Return the difference of logarithms that a one-sided test finds with a power of 95 %.
 
         Args:
-            share: variance of the difference / variance of one start; 2 for two single starts.
+            variance_ratio: variance of the difference / variance of one start; 2 for two single
+                starts.
             level: false-positive rate of the test.
         """
         from scipy.special import chdtri, nctdtrinc
@@ -273,7 +275,7 @@ class Scatter:
         median_unbiased_sd = self.sd * math.sqrt(self.degrees / chdtri(self.degrees, 0.5))
         critical_t = student_t(self.degrees, 1 - 2 * level)
         noncentrality = float(nctdtrinc(self.degrees, 0.05, critical_t))
-        return noncentrality * median_unbiased_sd * math.sqrt(share)
+        return noncentrality * median_unbiased_sd * math.sqrt(variance_ratio)
 
 
 def scatter(
