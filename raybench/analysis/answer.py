@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, ClassVar
 
-from raybench.analysis.doubts import OF_MEMORY, OF_RATIOS, DoubtGroup
+from raybench.analysis.doubts import MEMORY_DOUBTS, RATIO_DOUBTS, DoubtGroup
 from raybench.analysis.ranking import (
     Candidate,
     NothingMeasured,
@@ -52,13 +52,13 @@ from raybench.records.status import RunStatus, Status
 from raybench.results.point_row import PointRow, is_slowed_by_one_rank
 
 # Metrics that compare with a baseline instead of ranking the points.
-RATIOS = ("speed_up", "efficiency")
-# Largest number of series that a sentence lists one by one.
-MOST_GROUPS = 4
+RATIO_METRICS = ("speed_up", "efficiency")
+# Largest number of series or gains that a sentence lists one by one.
+MAX_LISTED = 4
 # Losses below 1 % of the step are ignored.
 MIN_LOSS = 0.01
 # Sizes of the problem. Points that differ in a size do not compete: each size is a case.
-_SIZES = (
+_SIZE_SETTINGS = (
     *("workload", "scaling", "batch", "world_size", "slow_ratio", "slow_count", "operation"),
     *("grad_accumulation", "size_bytes", "m", "n", "k", "preset", "phase", "seq_len", "mode"),
     "scope",
@@ -166,7 +166,7 @@ class Gains:
     @property
     def described_gains(self) -> tuple[SpeedUpRange, ...]:
         """The gains that a sentence has room for."""
-        return self.gains[:MOST_GROUPS]
+        return self.gains[:MAX_LISTED]
 
     @property
     def asks_for_rounds(self) -> bool:
@@ -310,8 +310,8 @@ class RunAnswer:
     def concerns(self, kind: DoubtKind) -> bool:
         """Return whether a doubt of this kind can change the answer."""
         if self.is_of_memory:
-            return kind in OF_MEMORY
-        if kind in OF_RATIOS:
+            return kind in MEMORY_DOUBTS
+        if kind in RATIO_DOUBTS:
             return isinstance(self.leading, SpeedUps | Gains)
         # A slow rank is no doubt about shares, which are compared because a rank is slow.
         return not (kind is DoubtKind.SLOW_RANK and isinstance(self.leading, BestShares))
@@ -382,7 +382,7 @@ def _case_settings(data: RunData, question: Answer) -> tuple[str, ...]:
     if asked_settings and {"batch", "grad_accumulation"}.issuperset(asked_settings):
         return tuple(name for name in data.settings if name not in asked_settings)
     # Sizes of the problem are not compared, even if the job asks for them.
-    not_sizes = [name for name in data.settings if name not in _SIZES]
+    not_sizes = [name for name in data.settings if name not in _SIZE_SETTINGS]
     # If the job asks for sizes alone, or for nothing, all other settings are compared.
     compared = [name for name in asked_settings if name in not_sizes] or not_sizes
     # In strong scaling the work does not depend on the number of ranks, so layouts with different
@@ -403,7 +403,7 @@ def _rows_best_first(
 ) -> tuple[ScaledRow, ...]:
     """Return the rows case by case, the best first; by settings if the metric cannot rank them."""
     # A ratio to the baseline does not rank points.
-    metric = None if question.metric in RATIOS else find_metric(data.rows, question.metric)
+    metric = None if question.metric in RATIO_METRICS else find_metric(data.rows, question.metric)
     names = list(case_settings) if metric else _cases_first(data.settings, case_settings)
 
     def order(row: ScaledRow) -> tuple[object, ...]:
@@ -418,7 +418,8 @@ def _rows_best_first(
 
 def _ranked_by(data: RunData, question: Answer) -> Answer:
     """Return the question with a metric that was measured and needs no baseline."""
-    if question.metric not in (*RATIOS, "batch_size") and find_metric(data.rows, question.metric):
+    can_rank = question.metric not in (*RATIO_METRICS, "batch_size")
+    if can_rank and find_metric(data.rows, question.metric):
         return question
     for name in ("throughput", "busbw_gb_s", "memory_gb_s", "achieved_tflops_per_device"):
         if find_metric(data.rows, name) is not None:
@@ -477,7 +478,7 @@ def _choose_conclusion(
             if len(texts) > 1:
                 differing.append(name)
         return LargestBatches(batches=tuple(largest_first), differing_settings=tuple(differing))
-    if question.metric not in RATIOS or not rows_compared(data.rows):
+    if question.metric not in RATIO_METRICS or not rows_compared(data.rows):
         return ranking
     return _speed_ups(data) if is_scaling(data) else _gains(data)
 
@@ -520,7 +521,7 @@ def _speed_ups(data: RunData) -> SpeedUps:
     rows_by_series: dict[str, list[ScaledRow]] = {}
     for row in rows:
         rows_by_series.setdefault(str(known_settings(row, series_names)), []).append(row)
-    if len(rows_by_series) > MOST_GROUPS:
+    if len(rows_by_series) > MAX_LISTED:
         rows_by_series, series_names = {"": rows}, []
     series = []
     for series_rows in rows_by_series.values():
@@ -647,7 +648,7 @@ def _gain_of_best(fleet: UnevenFleet) -> Gain:
 
 def _uncompared(data: RunData, question: Answer) -> Uncompared | None:
     """Return the points without a speed-up; None if all have one, or the job asks for none."""
-    if question.metric not in RATIOS:
+    if question.metric not in RATIO_METRICS:
         return None
     not_baseline = [row for row in data.ok_rows if not row.is_baseline]
     reasons = Counter(row.why for row in not_baseline if row.why is not None)

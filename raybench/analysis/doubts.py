@@ -10,7 +10,7 @@ from raybench.analysis.rows import ScaledRow
 from raybench.records.doubts import Doubt, DoubtKind, NotComparedKind
 
 # Doubts that concern only ratios to the baseline.
-OF_RATIOS = frozenset(
+RATIO_DOUBTS = frozenset(
     {
         DoubtKind.OTHER_CLOCKS,
         DoubtKind.OTHER_KERNELS,
@@ -18,7 +18,7 @@ OF_RATIOS = frozenset(
     }
 )
 # Doubts that concern the memory of a point.
-OF_MEMORY = frozenset(
+MEMORY_DOUBTS = frozenset(
     {
         DoubtKind.OTHER_PRECISION,
         DoubtKind.EMULATED_PRECISION,

@@ -30,14 +30,14 @@ from raybench.records.metrics import Metric
 from raybench.results.metrics import memory_peak_gb_s
 from raybench.results.point_row import PointRow
 
-_TIMES = ("step_ms_p50", "step_ms_mean")
+_STEP_TIMES = ("step_ms_p50", "step_ms_mean")
 # Rates as shares of a peak.
 _SHARES_OF_PEAK = ("mfu_pct", "mfu_6n_pct", "gemm_share_pct")
 
 
 def follows_step_time(metric: Metric) -> bool:
     """Return whether a metric is a step time, or proportional to a step time."""
-    return metric.name in _TIMES or metric.follows_step
+    return metric.name in _STEP_TIMES or metric.follows_step
 
 
 def is_speed(metric: Metric) -> bool:

@@ -477,7 +477,7 @@ class RankStep:
     unexplained_ms: float
 
     @property
-    def own_ms(self) -> float:
+    def local_step_ms(self) -> float:
         """The rank's step in ms, without waits for other ranks and communication."""
         return self.computes_ms + (self.idle_ms or 0.0)
 
@@ -519,7 +519,7 @@ def ranks_to_show(ranks: Sequence[RankStep]) -> list[RankStep]:
     """
     if len(ranks) <= MOST_RANKS:
         return list(ranks)
-    quickest = min(ranks, key=lambda step: step.own_ms)
-    slowest = max(ranks, key=lambda step: step.own_ms)
+    quickest = min(ranks, key=lambda step: step.local_step_ms)
+    slowest = max(ranks, key=lambda step: step.local_step_ms)
     chosen = {step.rank: step for step in (ranks[0], quickest, slowest)}
     return [chosen[rank] for rank in sorted(chosen)]

@@ -281,7 +281,7 @@ _BATCH_COLUMNS = {"weak": "batch_size", "strong": "global_batch_size"}
 SIZE = "size_bytes"
 # Settings that can be off, and the values that mean off.
 _SWITCHES = ("compile", "activation_checkpointing")
-_OFF = ("none", "false", "off", "0", "")
+_OFF_VALUES = ("none", "false", "off", "0", "")
 
 
 class HasSettings(Protocol):
@@ -433,7 +433,7 @@ def used_settings(row: HasSettings, names: Collection[str]) -> dict[str, Any]:
         elif name in degrees:
             is_used = degrees[name] != 1
         else:
-            off_values = _OFF if name in _SWITCHES else ("false",)
+            off_values = _OFF_VALUES if name in _SWITCHES else ("false",)
             is_used = str(known[name]).lower() not in off_values
         if is_used:
             used[name] = known[name]

@@ -338,10 +338,10 @@ def defining_settings(row: PointRow) -> dict[str, str]:
         value = setting_of(row, name)
         if value != RUN_SETTINGS[name].default:
             values[name] = value
-    for name in ("precision", batch_column(row), "world_size"):
+    for column in ("precision", batch_column(row), "world_size"):
         # A point without a batch has no column of a batch.
-        if name is not None:
-            values[name] = getattr(row, name)
+        if column is not None:
+            values[column] = getattr(row, column)
     return {
         plain(name): plain(setting_text(value))
         for name, value in values.items()

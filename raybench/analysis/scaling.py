@@ -312,7 +312,7 @@ def _why_not_compared(
 ) -> NotCompared | None:
     """Return why an ok point cannot be compared with the baseline point of its series."""
     if not _has_throughput(row):
-        # Without this doubt the point is not ok, or it has no batch and needs no speed-up.
+        # Without this doubt, the point is not ok, or its workload needs no throughput.
         kinds = {doubt.kind for doubt in row.doubts or ()}
         if baseline and DoubtKind.NO_THROUGHPUT in kinds:
             return NotCompared(kind=NotComparedKind.NO_THROUGHPUT)

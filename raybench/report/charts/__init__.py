@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from raybench.analysis.answer import RATIOS, RunAnswer
+from raybench.analysis.answer import RATIO_METRICS, RunAnswer
 from raybench.analysis.rows import (
     ScaledRow,
     distinguishing_settings,
@@ -104,7 +104,7 @@ class Chart:
     position: int
     # Order in which charts are tried as the answer to the question; None: never the answer.
     answers: int | None = None
-    # The chart answers only questions about one of RATIOS.
+    # The chart answers only questions about one of RATIO_METRICS.
     is_of_ratios: bool = False
     # The page omits the chart unless it is the answer.
     is_only_first: bool = False
@@ -121,7 +121,7 @@ def _all_charts() -> tuple[Chart, ...]:
 
 def main_figure(data: ChartData) -> Figure | None:
     """Return the figure that answers the question of the job; None if nothing was measured."""
-    is_ratio = data.answer.asked.metric in RATIOS
+    is_ratio = data.answer.asked.metric in RATIO_METRICS
     charts = [chart for chart in _all_charts() if chart.answers]
     for chart in sorted(charts, key=lambda chart: chart.answers or 0):
         if is_ratio or not chart.is_of_ratios:
