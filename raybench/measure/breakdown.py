@@ -154,7 +154,7 @@ class _StepRunner:
             self.workload.step()
             marks.end_step()
 
-        step()
+        step()  # not timed: the first step with new hooks may take longer
         return self.time_block(loop_step(step, self.extent.inner), self.extent.samples)
 
 
@@ -176,16 +176,16 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
         regions, region_methods = _time_regions(runner)
         if on_gpu:
             peak = watch_peak(workload.step, device)
-        parts = _time_parts(runner)
+        times = _time_compute_and_comm(runner)
 
     # Say how each value was measured, or why it was not.
-    methods, not_measured = {**parts.methods, **region_methods}, dict(parts.not_measured)
+    methods, not_measured = {**times.methods, **region_methods}, dict(times.not_measured)
     if peak:
         methods |= dict.fromkeys(_PEAK_COLUMNS, _PEAK_METHOD)
     else:
         why = NotMeasured.NO_MODEL if on_gpu else NotMeasured.MEMORY_OF_CPU
         not_measured |= dict.fromkeys(_PEAK_COLUMNS, why)
-    return replace(parts, regions=regions, peak=peak, methods=methods, not_measured=not_measured)
+    return replace(times, regions=regions, peak=peak, methods=methods, not_measured=not_measured)
 
 
 def all_not_measured(why: NotMeasured, columns: Sequence[str] = _TIME_COLUMNS) -> Breakdown:
@@ -194,8 +194,8 @@ def all_not_measured(why: NotMeasured, columns: Sequence[str] = _TIME_COLUMNS) -
 
 
 def _time_regions(runner: _StepRunner) -> tuple[tuple[RegionTime, ...], dict[str, str]]:
-    """Return the median time of each region, and the method for column `regions`. Collective."""
-    context, methods = runner.context, []
+    """Return the median time of each region, and `Breakdown.methods` for them. Collective."""
+    context = runner.context
     times: tuple[RegionTime, ...] = ()
     # If any rank has regions, all ranks run the steps, because steps may communicate.
     if any_rank(context.regions.are_used, context.device):
@@ -205,23 +205,26 @@ def _time_regions(runner: _StepRunner) -> tuple[tuple[RegionTime, ...], dict[str
         steps = len(steps_ms) * runner.extent.inner
         times = marks.take(steps, statistics.median(steps_ms))
 
+    # Phrases for the method of column `regions`.
+    phrases = []
     if context.regions.are_used:
         clock = "CUDA events" if context.device.type == "cuda" else "host clock"
-        methods.append(
+        phrases.append(
             f"{clock} around the `with` block, in steps that are otherwise as the timed ones"
         )
     if context.regions.compiled:
         names = ", ".join(sorted(map(str, context.regions.compiled)))
-        methods.append(f"unknown where they are inside code for torch.compile: {names}")
-    return times, {"regions": "; ".join(methods)} if methods else {}
+        phrases.append(f"unknown where they are inside code for torch.compile: {names}")
+    methods = {"regions": "; ".join(phrases)} if phrases else {}
+    return times, methods
 
 
-def _time_parts(runner: _StepRunner) -> Breakdown:
+def _time_compute_and_comm(runner: _StepRunner) -> Breakdown:
     """Return the times of computation and communication. Collective."""
     workload, context = runner.workload, runner.context
     if context.world_size == 1:
         return _time_local_steps(runner, workload.step, PLAIN_STEP)
-    if workload.message_bytes is not None:
+    if workload.message_bytes is not None:  # the whole step is one collective
         return all_not_measured(NotMeasured.COMMUNICATION)
 
     # Time the collectives of gradients, if a hook of DDP can see them.
@@ -292,7 +295,9 @@ def _time_gradients(runner: _StepRunner, set_hook: SetHook) -> Breakdown:
     set_hook(marks.hook)
     # Do not align the ranks before each step, because their hosts would leave at different times.
     hooked_ms = runner.time_marked(marks)
-    steps_buckets = marks.take()[-len(hooked_ms) * runner.extent.inner :]
+    # The timed steps are the last steps.
+    timed_steps = len(hooked_ms) * runner.extent.inner
+    steps_buckets = marks.take()[-timed_steps:]
     # A step without buckets reduced no gradients.
     if not all(steps_buckets):
         return all_not_measured(NotMeasured.NO_GRADIENTS_REDUCED, tuple(REDUCTION_METHODS))
@@ -357,7 +362,8 @@ def _time_local_steps(
         }
         not_measured["host_gap_ms"] = NotMeasured.GAP_OF_CPU
 
-    # The optimizers' time in each loop; None for a loop without optimizer.
+    # The optimizers' time in each loop, None for a loop without optimizer; empty if no loop was
+    # queued, because the host is too slow.
     loops_ms = optimizer.take()
     known_ms = [ms for ms in loops_ms if ms is not None]
     optimizer_ms = statistics.median(known_ms) / extent.inner if known_ms else None
@@ -365,7 +371,7 @@ def _time_local_steps(
         methods.pop("optimizer_ms", None)
         not_measured["optimizer_ms"] = NotMeasured.NO_OPTIMIZER
     return Breakdown(
-        local_ms=tuple(map(tuple, (*early_ms, *late_ms))),
+        local_ms=tuple(tuple(block_ms) for block_ms in (*early_ms, *late_ms)),
         device_ms=None if device_ms is None else device_ms / extent.inner,
         optimizer_ms=optimizer_ms,
         methods=methods,

@@ -93,30 +93,38 @@ class Timer:
             host_ns.append(clock() - began_ns)
             end.record(stream)
         torch.cuda.synchronize()
-        parts.take()
-        pairs = list(zip(begins, ends, strict=True))
-        since_ns = [round(begins[0].elapsed_time(begin) * NS_PER_MS) for begin in begins]
+        parts.take()  # drop the times of parts
+        # Starts since the first iteration, and durations, by the device's clock.
+        offsets_ns = [round(begins[0].elapsed_time(begin) * NS_PER_MS) for begin in begins]
+        step_ns = [
+            round(begin.elapsed_time(end) * NS_PER_MS)
+            for begin, end in zip(begins, ends, strict=True)
+        ]
         return Samples(
-            start_ns=tuple(origin_ns - self._origin_ns + ns for ns in since_ns),
-            step_ns=tuple(round(begin.elapsed_time(end) * NS_PER_MS) for begin, end in pairs),
+            start_ns=tuple(origin_ns - self._origin_ns + offset_ns for offset_ns in offsets_ns),
+            step_ns=tuple(step_ns),
             host_ns=tuple(host_ns),
         )
 
     def _time_iterations(
         self, step: Step, iterations: int, parts: PartTimes, lead_in: int
     ) -> Samples:
+        """Time iterations without a gap: the end of an iteration is the begin of the next one."""
         events: list[torch.cuda.Event] = []
+        # Records the next event; does nothing on a CPU.
         mark: Callable[[], None] = lambda: None  # noqa: E731
         if self._on_gpu:
+            # Make the events now, because making one takes time.
             events = _make_events(iterations + 1)
             unrecorded, stream = iter(events), torch.cuda.current_stream()
             mark = lambda: next(unrecorded).record(stream)  # noqa: E731
         for _ in range(lead_in):
             step()
+        # The host's times between iterations, and the ns of each part of a step by name.
         marks_ns = [0] * (iterations + 1)
         spent_ns: list[dict[str, int]] = [{}] * iterations
         clock, take = perf_counter_ns, parts.take
-        take()
+        take()  # drop earlier times
         # The hot loop: the host's clock is read before each iteration and after the last one.
         for iteration in range(iterations):
             marks_ns[iteration] = clock()
@@ -194,16 +202,16 @@ def per_step(samples: Samples, inner: int) -> Samples:
 def join_blocks(blocks: Sequence[Samples]) -> Samples:
     """Return the samples of all blocks in order.
 
-    A part that a block lacks counts as 0 ns. `throttled` is empty unless all blocks have marks.
+    A part that a block lacks counts as 0 ns. `throttled` is empty unless all blocks have it.
     """
     names = {name for block in blocks for name in block.part_ns}
     part_ns: dict[str, tuple[int, ...]] = {}
     for name in sorted(names):
         block_ns = (block.part_ns.get(name, (0,) * len(block.step_ns)) for block in blocks)
         part_ns[name] = tuple(chain(*block_ns))
-    # Blocks without marks would shift the marks of later blocks.
-    are_all_marked = all(block.throttled for block in blocks)
-    throttled = chain(*(block.throttled for block in blocks)) if are_all_marked else ()
+    # A block without `throttled` would shift the values of later blocks.
+    have_throttled = all(block.throttled for block in blocks)
+    throttled = chain(*(block.throttled for block in blocks)) if have_throttled else ()
     return Samples(
         start_ns=tuple(ns for block in blocks for ns in block.start_ns),
         step_ns=tuple(ns for block in blocks for ns in block.step_ns),

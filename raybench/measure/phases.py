@@ -176,11 +176,13 @@ def measure(
         gc.collect()
         context.replicas.forget()
         unlimited_since = start.unlimited_since
-        if repeat or unlimited_since is None:
+        # The caller's reading is from before the point, so only the first repeat uses it.
+        if repeat > 0 or unlimited_since is None:
             unlimited_since = run.counters.read()
         with workload_stream(context), _closing(build()) as workload:
             wait_until_unlimited(run.counters, unlimited_since, settings.max_seconds)
-            setup_s = setup_s or time.perf_counter() - start.began_s
+            if repeat == 0:
+                setup_s = time.perf_counter() - start.began_s
             _time_repeat(workload, run)
             if repeat == settings.repeats - 1:
                 # Check gradients first, because the breakdown stops their reduction.
@@ -189,13 +191,14 @@ def measure(
                     _add_breakdown_and_profile(workload, run, profile)
         del workload
     energies_j = [energy for energy in run.energies_j if energy is not None]
-    allocated_bytes, reserved_bytes = map(_largest, zip(*run.peaks_bytes, strict=True))
+    allocated_peaks = [allocated for allocated, _ in run.peaks_bytes]
+    reserved_peaks = [reserved for _, reserved in run.peaks_bytes]
     return Measurement(
         rank=context.rank,
         setup_s=setup_s,
         repetitions=tuple(run.repetitions),
-        peak_mem_allocated_bytes=allocated_bytes,
-        peak_mem_reserved_bytes=reserved_bytes,
+        peak_mem_allocated_bytes=_largest_known(allocated_peaks),
+        peak_mem_reserved_bytes=_largest_known(reserved_peaks),
         alloc_retries=run.memory.retries,
         device_allocs=run.memory.device_allocs,
         # Unknown if the energy of one repeat is unknown.
@@ -208,7 +211,7 @@ def measure(
     )
 
 
-def _largest(values: Sequence[int | None]) -> int | None:
+def _largest_known(values: Sequence[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
@@ -255,7 +258,7 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
     run.is_idle = isinstance(workload, Idle)
     with no_garbage_collection():
         warmup, compiling_steps = _warm_up(workload, run)
-        warmup_ns = _point_ns(warmup)
+        warmup_ns = _combine_ranks_ns(warmup)
         run.memory.restart()
         with run.memory.paused():
             workload.check()
@@ -270,7 +273,7 @@ def _warm_up_and_time(workload: Workload, run: _PointRun) -> Repetition:
             with capture_graph(workload, 1, context) as step:
                 replays = run.time_block(step, TRIAL_REPLAYS)
                 ranks_ns = gather_durations(replays.step_ns, context.device)
-            replay_ns = _point_ns([_Block(replays, ranks_ns)])
+            replay_ns = _combine_ranks_ns([_Block(replays, ranks_ns)])
             inner = run.agree(lambda: policy.inner_iterations(replay_ns, graph=True))
         else:
             inner = run.agree(lambda: policy.inner_iterations(warmup_ns, graph=False))
@@ -300,20 +303,25 @@ def _repetition_of_ended_script(error: StepsEndedError, policy: StoppingPolicy) 
 
 def _warm_up(workload: Workload, run: _PointRun) -> tuple[list[_Block], int]:
     """Return the warm-up blocks, and the number of steps until the last compilation. Collective."""
-    context, is_limited, compiling_steps = run.context, False, 0
+    context, compiling_steps = run.context, 0
+    # Whether heat limited the clocks of any device in the last block.
+    is_limited = False
     blocks: list[_Block] = []
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
 
     def next_iterations() -> int:
-        return run.policy.next_warmup(_point_ns(blocks), at_least=at_least, is_limited=is_limited)
+        return run.policy.next_warmup(
+            _combine_ranks_ns(blocks), at_least=at_least, is_limited=is_limited
+        )
 
     while iterations := run.agree(next_iterations):
-        before, frames_before = run.counters.read(), count_compiled_frames()
+        reading_before, frames_before = run.counters.read(), count_compiled_frames()
         samples = run.time_block(workload.step, iterations)
         blocks.append(_Block(samples, gather_durations(samples.step_ns, context.device)))
         if count_compiled_frames() > frames_before:
             compiling_steps = sum(len(block.samples.step_ns) for block in blocks)
-        is_limited = any_rank(is_limited_by_heat(before, run.counters.read()), context.device)
+        is_limited_here = is_limited_by_heat(reading_before, run.counters.read())
+        is_limited = any_rank(is_limited_here, context.device)
         # Heat the device once, after the first step of the first repeat.
         if len(blocks) == 1 and not run.repetitions and run.policy.settings.heat_s:
             _heat(workload.step, run)
@@ -362,8 +370,8 @@ def _time_samples(
     def progress() -> TimingProgress:
         return TimingProgress(
             warmup_ns=warmup_ns,
-            drifted_ns=_point_ns(drifted),
-            sample_ns=_point_ns(timed),
+            drifted_ns=_combine_ranks_ns(drifted),
+            sample_ns=_combine_ranks_ns(timed),
             inner=inner,
             is_graph=run.context.cuda_graph,
         )
@@ -385,8 +393,9 @@ def _time_samples(
         with run.memory.counting():
             block = run.time_block(step, count, lead_in=lead_in)
         spans_ns.append((begin_ns, time.monotonic_ns()))
+        # Without counters there is no energy to measure, so a sleep is not needed.
         if run.is_idle and before:
-            _rest(lead_in + count, progress().expected_ns, policy.max_block_s)
+            _sleep_while_others_run(lead_in + count, progress().expected_ns, policy.max_block_s)
         samples, after = per_step(block, inner), run.counters.read()
         readings.append((before, after))
         lead_ins.append(lead_in)
@@ -404,9 +413,9 @@ def _time_samples(
     return drifted, timed, progress()
 
 
-def _rest(samples: int, expected_ns: Sequence[float], longest_s: float) -> None:
-    """Sleep while other ranks run samples."""
-    # NCCL would spin on this device in the next collective, and use energy.
+def _sleep_while_others_run(samples: int, expected_ns: Sequence[float], longest_s: float) -> None:
+    """Sleep for the time that the other ranks need for their samples, at most `longest_s`."""
+    # Without the sleep NCCL would spin on this device in the next collective, and use energy.
     if expected_ns:
         time.sleep(min(longest_s, samples * statistics.median(expected_ns) / NS_PER_S))
 
@@ -429,13 +438,14 @@ def _energy_of_samples(
     return total_j * timed_samples / (timed_samples + lead_in_samples)
 
 
-def _point_ns(blocks: Sequence[_Block]) -> Sequence[float]:
+def _combine_ranks_ns(blocks: Sequence[_Block]) -> Sequence[float]:
     """Return one step time in ns per iteration, from the times of all ranks."""
     if not blocks:
         return ()
+    # (ranks, iterations)
     ranks_ns = np.concatenate([block.ranks_ns for block in blocks], axis=1)
-    point_ns: list[float] = step_series(list(ranks_ns)).tolist()
-    return point_ns
+    step_ns: list[float] = step_series(list(ranks_ns)).tolist()
+    return step_ns
 
 
 def _check_gradients(workload: Workload, run: _PointRun) -> None:

@@ -182,6 +182,7 @@ class _ModuleHooks:
         """Mark all calls of modules inside the `with` block."""
         with ExitStack() as stack:
             modules = list(self._model.modules())
+            # Compiled code contains the calls of its children, so hooks cannot time the children.
             inside_compiled: set[nn.Module] = set()
             for module in modules:
                 if module._compiled_call_impl is not None:
@@ -205,10 +206,10 @@ class _ModuleHooks:
                     stack.callback(hook.remove)
             yield
 
-    def _call_compiled(self, module: nn.Module, compiled: Any, *inputs: Any, **named: Any) -> Any:
+    def _call_compiled(self, module: nn.Module, compiled: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the compiled code of a module, and mark its begin and end."""
-        inputs, named = self._begin_forward(module, inputs, named)
-        return self._end_forward(module, inputs, compiled(*inputs, **named))
+        args, kwargs = self._begin_forward(module, args, kwargs)
+        return self._end_forward(module, args, compiled(*args, **kwargs))
 
     def take(self) -> dict[nn.Module, list[_Call]]:
         """Return the complete calls of each module since the last `take`."""
@@ -220,13 +221,13 @@ class _ModuleHooks:
         return complete
 
     def _begin_forward(
-        self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Mark the begin of a call; return the inputs with hooks that mark the end of backward."""
+        """Mark the begin of a call; return args and kwargs with hooks that mark backward's end."""
         # torch compiles a whole model with its hooks. Compiled code cannot record events, so the
         # hooks must do nothing.
         if torch.compiler.is_compiling():
-            return inputs, named
+            return args, kwargs
         call = _Call(module=module, forward_begin=self._mark())
         self._calls.append(call)
         self._latest[module] = call
@@ -238,12 +239,12 @@ class _ModuleHooks:
             call.ends_at_input |= tensor.requires_grad
             return _with_hook(tensor, end_backward)
 
-        # Do not hook tensors in containers among named inputs: `tree_map_only` would copy a cache.
-        hooked = dict(named)
-        for name, value in named.items():
+        # Do not hook tensors in containers of kwargs: `tree_map_only` would copy a KV cache.
+        hooked_kwargs = dict(kwargs)
+        for name, value in kwargs.items():
             if isinstance(value, Tensor):
-                hooked[name] = hook_input(value)
-        return tree_map_only(Tensor, hook_input, inputs), hooked
+                hooked_kwargs[name] = hook_input(value)
+        return tree_map_only(Tensor, hook_input, args), hooked_kwargs
 
     def _end_forward(self, module: nn.Module, _: object, outputs: Any) -> Any:
         """Mark the end of a call; return the outputs with hooks that mark the begin of backward."""
@@ -301,14 +302,19 @@ def attention_kernels(step: Step) -> tuple[str, ...]:
     The result includes kernels in compiled code, custom operators and the backward pass. It does
     not include FlexAttention, nor `math` that torch.compile decomposes.
     """
+    # torch.profiler would use CUPTI, after which the process launches kernels more slowly.
     _autograd._enable_profiler_legacy(profiler_legacy.profile().config())  # type: ignore[no-untyped-call]
     try:
         step()
     finally:
         threads = _autograd._disable_profiler_legacy()
-    called = {event.name() for events in threads for event in events}
+    called: set[str] = set()
+    for thread_events in threads:
+        called.update(event.name() for event in thread_events)
     return tuple(
-        kernel for kernel, names in _ATTENTION_OPERATORS.items() if not called.isdisjoint(names)
+        kernel
+        for kernel, operators in _ATTENTION_OPERATORS.items()
+        if any(operator in called for operator in operators)
     )
 
 

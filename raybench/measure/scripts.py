@@ -54,6 +54,7 @@ class ScriptTimer(MemoryUse):
             device: device on which ranks exchange counts.
             in_block: makes a context that surrounds each block of steps.
         """
+        # The script's process counts its memory, so nothing is counted in this process.
         super().__init__(torch.device("cpu"))
         self.in_block = in_block
         self.script, self._device_of_ranks = script, device
@@ -97,7 +98,9 @@ class ScriptTimer(MemoryUse):
             raise ScriptFailedError(
                 Failure.of(Cause.NO_STEPS, rank=0, message=message, worker_reusable=True)
             )
-        warmup = min(self._warmup_iterations or count, count // 2)
+        # Without `restart` the warm-up has not ended. At most half of the steps are warm-up.
+        warmup_so_far = self._warmup_iterations or count
+        warmup = min(warmup_so_far, count // 2)
         raise StepsEndedError(
             Repetition(
                 warmup=_slice(all_samples, 0, warmup), timed=_slice(all_samples, warmup, count)
