@@ -152,6 +152,7 @@ class DdpOptions(TypedDict, total=False):
 @cache
 def option_defaults(options: type) -> Mapping[str, Scalar | None]:
     """Return the default of each option of DdpOptions or of a subclass, by name."""
+    # Each hint is Annotated[type, Field(default=...)].
     hints = get_type_hints(options, include_extras=True)
     return {name: hint.__metadata__[0].default for name, hint in hints.items()}
 
@@ -317,7 +318,8 @@ class Context(Execution):
         # With static_graph the first backward pass records the graph and must reduce. Under no_sync
         # it fails, or later passes reduce nothing (pytorch#143580, pytorch#187732).
         if state is not None and is_static and not state.has_recorded_graph:
-            state.has_recorded_graph, skips_reduction = True, False
+            state.has_recorded_graph = True
+            skips_reduction = False
         with model.no_sync() if skips_reduction else nullcontext():
             yield
 
@@ -518,19 +520,19 @@ def as_workload(workload_class: type) -> type[Workload]:
     return combined
 
 
-def builtin_class(kind: str) -> type[Workload] | None:
+def builtin_class(name: str) -> type[Workload] | None:
     """Return the class of a built-in workload; None for a user's class."""
-    return as_workload(registry.load_workload(kind)) if kind in registry.BUILTIN else None
+    return as_workload(registry.load_workload(name)) if name in registry.BUILTIN else None
 
 
-def parameter_count(kind: str, params: Mapping[str, str]) -> int | None:
+def parameter_count(name: str, params: Mapping[str, str]) -> int | None:
     """Return the number of parameters of a built-in workload's model; None if it is unknown.
 
     Args:
-        kind: name of the workload in the job file.
+        name: name of the workload in the job file.
         params: all its parameters as text.
     """
-    built_in = builtin_class(kind)
+    built_in = builtin_class(name)
     return built_in.parameter_count(params) if built_in else None
 
 
@@ -567,6 +569,7 @@ def effective_precision() -> str:
     This reads torch's switches and NVIDIA_TF32_OVERRIDE, and does not ask the GPU. "mixed" means
     that matrix multiplication, convolution and RNN differ.
     """
+    # With 0, NVIDIA's libraries never use TF32, whatever torch's switches say.
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
         return Precision.FP32
     uses_tf32 = [switch.fp32_precision == "tf32" for switch in _tf32_switches()]

@@ -455,15 +455,15 @@ def parallelize(
         if compiles:
             compile_blocks(model, Block)
         return context.ddp(model, **{name: options[name] for name in DdpOptions.__annotations__})
-    # FSDP casts weights to this type when it gathers them; None: no cast.
+    # FSDP casts weights to this type when it gathers them; None: they already have their type.
     gathered_dtype = None
     if context.precision.dtype != "float32" and options["optimizer_dtype"] != "bf16":
         gathered_dtype = compute_dtype(context)
-    mesh, (replicate, shard, tensor) = _make_mesh(
+    mesh, (replicate_dim, shard_dim, tensor_dim) = _make_mesh(
         device, replicate=layout.dp_replicate, shard=layout.ranks_per_copy, tensor=layout.tp
     )
     if layout.tp > 1:
-        _apply_tensor_parallelism(model, mesh[tensor])
+        _apply_tensor_parallelism(model, mesh[tensor_dim])
         if compiles:
             # Pass a copy to the blocks: in torch 2.13 the backward pass of compiled code fails if
             # its input is the result of a collective that nobody has waited for.
@@ -473,16 +473,18 @@ def parallelize(
     # Compile before sharding, so that compiled code does not contain the gathering.
     if compiles:
         compile_blocks(model, Block)
-    if layout.dp_replicate * layout.ranks_per_copy == 1 and gathered_dtype is None:
-        return model
-    data_mesh = mesh[replicate, shard] if layout.dp_replicate > 1 else mesh[shard]
+    is_tensor_parallel_only = layout.dp_replicate * layout.ranks_per_copy == 1
+    if is_tensor_parallel_only and gathered_dtype is None:
+        return model  # FSDP has nothing to shard, reduce or cast
+    # With two dimensions FSDP replicates over the first and shards over the second.
+    data_mesh = mesh[replicate_dim, shard_dim] if layout.dp_replicate > 1 else mesh[shard_dim]
     _shard(model, data_mesh, gathered_dtype, reshard=bool(options["reshard_after_forward"]))
     return model
 
 
 def _apply_context_parallelism(model: LanguageModel, device: torch.device, layout: Layout) -> None:
     """Make each rank of a cp group compute only its part of the tokens. Collective."""
-    mesh, (_, cp_dimension, _) = _make_mesh(
+    mesh, (_, cp_dim, _) = _make_mesh(
         device, batch=layout.dp_replicate * layout.dp_shard, context=layout.cp, tensor=layout.tp
     )
     index = layout.cp_index(mesh.get_rank())
@@ -501,7 +503,7 @@ def _apply_context_parallelism(model: LanguageModel, device: torch.device, layou
     attention = _ContextParallel(
         degree=layout.cp,
         index=index,
-        group=mesh[cp_dimension].get_group(),
+        group=mesh[cp_dim].get_group(),
         uses_flash=has_flash and bool(torch.backends.cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
     )
     blocks: Any = model.blocks
@@ -631,9 +633,10 @@ class _ContextParallel:
         """
         keys, values = self._gather(key), self._gather(value)
         heads_per_key = query.shape[1] // key.shape[1]
+        # This rank has chunk `index` of the sequence, and the chunk as far from the end.
         early, late = query.chunk(2, dim=2)
-        parts: list[Tensor] = []
         last_chunk = 2 * self.degree - 1
+        outputs: list[Tensor] = []
         for chunk, chunk_index in ((early, self.index), (late, last_chunk - self.index)):
             length = chunk.shape[2]
             end = (chunk_index + 1) * length
@@ -642,14 +645,15 @@ class _ContextParallel:
             value = values[:, :, :end].repeat_interleave(heads_per_key, dim=1)
             if self.uses_flash and chunk.dtype in (torch.float16, torch.bfloat16):
                 flash = torch.ops.aten._scaled_dot_product_flash_attention
-                parts.append(flash(chunk, key, value, dropout_p=0.0, is_causal=True)[0])
+                outputs.append(flash(chunk, key, value, dropout_p=0.0, is_causal=True)[0])
                 continue
             # The mask of torch's `causal_lower_right`. With that object itself, torch.compile would
             # not compile the block.
             ones = torch.ones(length, end, dtype=torch.bool, device=chunk.device)
             mask = ones.tril(diagonal=end - length)
-            parts.append(functional.scaled_dot_product_attention(chunk, key, value, attn_mask=mask))
-        return torch.cat(parts, dim=2)
+            output = functional.scaled_dot_product_attention(chunk, key, value, attn_mask=mask)
+            outputs.append(output)
+        return torch.cat(outputs, dim=2)
 
     def _gather(self, part: Tensor) -> Tensor:
         """Return the tokens of all ranks in order, (batch, heads, tokens, head width)."""

@@ -82,13 +82,16 @@ class Mlp(Model):
     def describe(cls, params: Mapping[str, str]) -> str:
         """Return for example "MLP of 4 layers, 1,024 wide"."""
         layers, hidden = int(params["layers"]), int(params["hidden"])
-        return f"MLP of {layers} layer{'s' * (layers > 1)}, {hidden:,} wide"
+        noun = "layer" if layers == 1 else "layers"
+        return f"MLP of {layers} {noun}, {hidden:,} wide"
 
     @classmethod
     def parameter_count(cls, params: Mapping[str, str]) -> int | None:
         """Return the number of parameters; None if `params` lack hidden or layers."""
-        hidden, layers = (int(params.get(name, 0)) for name in ("hidden", "layers"))
-        return layers * (hidden * hidden + hidden) or None
+        if "hidden" not in params or "layers" not in params:
+            return None
+        hidden, layers = int(params["hidden"]), int(params["layers"])
+        return layers * (hidden * hidden + hidden)
 
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
@@ -97,6 +100,7 @@ class Mlp(Model):
         parameters, rows = layers * (hidden * hidden + hidden), float(settings["batch_size"])
         element_size = matmul_element_size(settings)
         layer_inputs = rows * hidden * element_size * layers
+        # Autocast keeps copies of the weights in 16 bits.
         autocast_weights = 2.0 * parameters if element_size == 2 else 0.0
         step = StepBytes(
             saved=layer_inputs + autocast_weights,
@@ -389,12 +393,14 @@ class ResNet(Model):
     @classmethod
     def estimate_memory(cls, settings: Mapping[str, Any]) -> float | None:
         """Return a rank's rough peak in bytes; None for inference, CUDA graphs and uneven steps."""
-        parameters, outputs = _SIZES[settings["preset"]]
+        parameters, outputs_at_224_pixels = _SIZES[settings["preset"]]
         images, size = float(settings["batch_size"]), settings["image_size"]
+        # The outputs of each convolution and of its normalisation.
+        saved_at_224_pixels = 2.0 * matmul_element_size(settings) * images * outputs_at_224_pixels
         step = StepBytes(
-            # The outputs of each convolution and of its normalisation.
-            saved=2.0 * matmul_element_size(settings) * images * outputs * (size / 224) ** 2,
-            data=12.0 * images * size**2 * settings["grad_accumulation"],
+            saved=saved_at_224_pixels * (size / 224) ** 2,
+            # Three channels in fp32.
+            data=3 * 4.0 * images * size**2 * settings["grad_accumulation"],
         )
         return estimate_step(settings, step, parameters=parameters)
 
