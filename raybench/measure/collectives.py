@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -54,6 +54,7 @@ class CollectiveCall:
 
 def add_up(collectives: Sequence[CollectiveCall]) -> tuple[Traffic, ...]:
     """Return the traffic of a step by kind and size of group, in the order of the first calls."""
+    # (kind, ranks) -> bytes of each message.
     sizes: dict[tuple[str, int], list[int]] = defaultdict(list)
     for call in collectives:
         sizes[call.kind, call.ranks].append(call.message_bytes)
@@ -105,9 +106,12 @@ def _replace_kernels(library: torch.library.Library, operator: str, handler: Han
     def kernel(*values: Any) -> Any:
         arguments = dict(zip(argument_names, values, strict=False))
         group = ProcessGroup.unbox(arguments["process_group"])
-        kind, message_bytes, copies = _EFFECTS[operator](arguments, group.size(), group.rank())
+        effect = _EFFECTS[operator](arguments, group.size(), group.rank())
         call = CollectiveCall(
-            kind=kind, ranks=group.size(), message_bytes=message_bytes, copies=copies
+            kind=effect.kind,
+            ranks=group.size(),
+            message_bytes=effect.message_bytes,
+            copies=effect.copies,
         )
         work = handler(call)
         # Some operators return nothing, some return the work, others tensors and the work.
@@ -124,6 +128,7 @@ def _replace_kernels(library: torch.library.Library, operator: str, handler: Han
 def _replaced_functions() -> Iterator[None]:
     """Replace Python functions of torch that bypass the dispatcher, inside the `with` block."""
     receive, broadcast, load = ProcessGroup.recv_anysource, c10d.broadcast, c10d._tensor_to_object
+    # torch asks for the sender after a recv from any rank; any other rank will do.
     sender = 0
 
     def receive_from_next_rank(group: ProcessGroup, tensors: list[Tensor], tag: int) -> Work:
@@ -131,12 +136,12 @@ def _replaced_functions() -> Iterator[None]:
         sender = (group.rank() + 1) % group.size()
         return receive(group, tensors, tag)
 
-    def broadcast_zero_sizes(tensor: Tensor, *values: Any, **named: Any) -> Any:
-        group, source = named.get("group"), named.get("group_src")
+    def broadcast_zero_sizes(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        group, source = kwargs.get("group"), kwargs.get("group_src")
         if group is not None and source not in (None, group.rank()):
             # torch initialises the sizes of objects only on the rank that sends them.
             tensor.zero_()
-        return broadcast(tensor, *values, **named)
+        return broadcast(tensor, *args, **kwargs)
 
     def load_or_none(data: Any, size: Any, group: Any) -> Any:
         # Another rank would have sent an object of size 0.
@@ -235,8 +240,14 @@ def _copy_cyclically(output: Tensor, source: Tensor) -> None:
         part.copy_(source.reshape(-1)[: part.numel()])
 
 
-# Kind, message bytes and copies of a collective.
-_Effect = tuple[str, int, Sequence[Copy]]
+class _Effect(NamedTuple):
+    """What a collective does on one rank; the fields are those of `CollectiveCall`."""
+
+    kind: str
+    message_bytes: int
+    copies: Sequence[Copy]
+
+
 # The arguments of an operator by name.
 _Arguments = Mapping[str, Any]
 
@@ -258,25 +269,27 @@ def _in_place(kind: str, arguments: _Arguments) -> _Effect:
         (tensor, tensor.coalesce() if tensor.is_sparse else tensor)
         for tensor in arguments["tensors"]
     ]
-    return kind, _bytes(source for _, source in copies), copies
+    return _Effect(kind, _bytes(source for _, source in copies), copies)
 
 
 def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
+    """Return the effect of an all_gather; the local copy repeats this rank's input."""
     copies: list[Copy] = []
     # Each input has an output for each rank.
     for rank_outputs, local in zip(outputs, inputs, strict=True):
         copies += [(output, local) for output in rank_outputs]
-    return "all_gather", _bytes(chain(*outputs)), copies
+    return _Effect("all_gather", _bytes(chain(*outputs)), copies)
 
 
 def _reduce_scatter(
     outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], rank: int
 ) -> _Effect:
+    """Return the effect of a reduce_scatter; the local copy keeps this rank's summand."""
     # Each output has an input for each rank.
     copies = [
         (output, rank_inputs[rank]) for output, rank_inputs in zip(outputs, inputs, strict=True)
     ]
-    return "reduce_scatter", _bytes(chain(*inputs)), copies
+    return _Effect("reduce_scatter", _bytes(chain(*inputs)), copies)
 
 
 def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
@@ -288,23 +301,24 @@ def _gather(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     inputs = arguments["input_tensors"]
     # Only the collecting rank has outputs.
     copies = [(output, inputs[0]) for output in chain(*arguments["output_tensors"])]
-    return "gather", ranks * _bytes(inputs), copies
+    return _Effect("gather", ranks * _bytes(inputs), copies)
 
 
 def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     outputs, input_lists = arguments["output_tensors"], arguments["input_tensors"]
     # Only the sending rank has inputs; None is data of another rank.
     sources = [inputs[rank] for inputs in input_lists] or [None] * len(outputs)
-    return "scatter", ranks * _bytes(outputs), list(zip(outputs, sources, strict=True))
+    copies = list(zip(outputs, sources, strict=True))
+    return _Effect("scatter", ranks * _bytes(outputs), copies)
 
 
 def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
-    return "all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True))
+    return _Effect("all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True)))
 
 
 def _recv(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     tensors = arguments["tensors"]
-    return "recv", _bytes(tensors), [(tensor, None) for tensor in tensors]
+    return _Effect("recv", _bytes(tensors), [(tensor, None) for tensor in tensors])
 
 
 # Operator `c10d::…` -> function of arguments by name (`a`), number of ranks, and rank.
@@ -337,9 +351,9 @@ _EFFECTS: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
     "alltoall_base_": lambda a, ranks, rank: _all_to_all([a["output"]], [a["input"]]),
     "gather_": _gather,
     "scatter_": _scatter,
-    "send": lambda a, ranks, rank: ("send", _bytes(a["tensors"]), []),
+    "send": lambda a, ranks, rank: _Effect("send", _bytes(a["tensors"]), []),
     "recv_": _recv,
     "recv_any_source_": _recv,
-    "barrier": lambda a, ranks, rank: ("barrier", 0, []),
-    "monitored_barrier_": lambda a, ranks, rank: ("barrier", 0, []),
+    "barrier": lambda a, ranks, rank: _Effect("barrier", 0, []),
+    "monitored_barrier_": lambda a, ranks, rank: _Effect("barrier", 0, []),
 }
