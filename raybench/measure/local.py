@@ -111,12 +111,13 @@ def _with_flushed_count(
     """Return settings with as many samples as fill the seconds, flushes included."""
     step()
     torch.cuda.synchronize()
+    trial_steps = 5
     began_s = time.perf_counter()
-    for _ in range(5):
+    for _ in range(trial_steps):
         flush()
         step()
     torch.cuda.synchronize()
-    flush_and_step_s = (time.perf_counter() - began_s) / 5
+    flush_and_step_s = (time.perf_counter() - began_s) / trial_steps
     count = min(_MOST_FLUSHED, max(_LEAST_FLUSHED, int(settings.timed_s / flush_and_step_s)))
     return Measure.model_validate(
         {**settings.model_dump(), "iterations": count, "warmup": _FLUSHED_WARMUP}

@@ -250,7 +250,9 @@ class RegionMarks(_StepMarks[_RegionSpan]):
             steps_calls_ms.append(calls_ms)
 
         regions: list[RegionTime] = []
-        for name in dict.fromkeys(chain.from_iterable(steps_calls_ms)):
+        # In the order of their first calls.
+        names = dict.fromkeys(chain.from_iterable(steps_calls_ms))
+        for name in names:
             region_calls_ms = [calls_ms.get(name, []) for calls_ms in steps_calls_ms]
             ms = statistics.median(map(sum, region_calls_ms))
             share = ms / step_ms if step_ms else 0.0
@@ -349,8 +351,8 @@ def watch_peak(step: Callable[[], None], device: torch.device) -> PeakParts | No
     gc.collect()
     # Not isinstance, because a proxy may run its own code when it is asked for its class.
     modules = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [parameter for group in param_groups for parameter in group["params"]]
     parameters += [parameter for module in modules for parameter in module.parameters()]
     buffers = [buffer for module in modules for buffer in module.buffers()]
     # Each parameter once.
@@ -409,7 +411,8 @@ class _GradientsAtPeak:
         """Update `now_bytes`; on a new peak, first set `peak_bytes` to the old `now_bytes`."""
         memory_peak_bytes = torch.cuda.max_memory_allocated(self._device)
         if memory_peak_bytes > self._memory_peak_bytes:
-            self._memory_peak_bytes, self.peak_bytes = memory_peak_bytes, self.now_bytes
+            self._memory_peak_bytes = memory_peak_bytes
+            self.peak_bytes = self.now_bytes
         self.now_bytes = self._gradient_bytes()
 
     def _gradient_bytes(self) -> int:

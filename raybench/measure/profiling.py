@@ -260,7 +260,7 @@ class _ModuleHooks:
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
     def _mark_parameter(self, parameter: Tensor) -> None:
-        """Move the end of backward, in modules that contain a parameter, to its gradient."""
+        """Mark the end of backward in the modules of a parameter; the last mark of a call stays."""
         mark = self._mark()
         for module in self._owners[parameter]:
             call = self._latest.get(module)

@@ -124,13 +124,13 @@ class StoppingPolicy:
             is_limited: whether heat or a fault limited the clocks in the last block; another block
                 follows then.
         """
-        settings, span, done = self.settings, self.settings.warmup, len(step_ns)
+        settings, warmup, done = self.settings, self.settings.warmup, len(step_ns)
         if done == 0:
-            return 1
+            return 1  # the cold iteration, in a block of its own
         warm_ns = step_ns[1:]
         # First run `warmup.min` iterations, and at least one after the cold iteration.
-        wanted = max(span.min, min(2, span.max))
-        if done >= span.min and not span.is_fixed:
+        wanted = max(warmup.min, min(2, warmup.max))
+        if done >= warmup.min and not warmup.is_fixed:
             # Then fill `least_warmup_s`, with up to 1000 iterations.
             fitting = _iterations_in(settings.least_warmup_s, warm_ns)
             count_to_fill = 1 + min(self.max_single_steps, fitting)
@@ -139,12 +139,12 @@ class StoppingPolicy:
             elif _drifts(level_change(warm_ns)):
                 # Then grow by half until the step time is steady, up to `warmup.max`.
                 grown = max(done + 1, round(done * self.warmup_growth))
-                wanted = min(max(span.max, count_to_fill), grown)
+                wanted = min(max(warmup.max, count_to_fill), grown)
         left_s = settings.most_warmup_s - sum(warm_ns) / NS_PER_S
         required = max(0, at_least - done)
         missing = max(required, wanted - done)
         # Limited clocks make steps slower, so run for a moment until they are unlimited.
-        if is_limited and missing <= 0 and not span.is_fixed:
+        if is_limited and missing <= 0 and not warmup.is_fixed:
             missing = max(1, _iterations_in(self.unlimited_s, warm_ns))
         return self._limit(missing, warm_ns, left_s, at_least=required)
 
@@ -221,7 +221,9 @@ class StoppingPolicy:
     def _missing_warmup(self, progress: TimingProgress) -> int:
         """Return how many samples must complete the warm-up of steps below 1 ms."""
         missing_s = self.settings.least_warmup_s - progress.warm_s
+        # A short missing time is not worth a block of its own.
         is_complete = missing_s <= (1 - self.enough_share) * self.settings.timed_s
+        # Samples complete the warm-up only once: then they are in `drifted_ns`.
         if is_complete or self.settings.warmup.is_fixed or progress.drifted_ns:
             return 0
         samples = _iterations_in(missing_s, progress.expected_ns)

@@ -78,7 +78,8 @@ def share_out(
     prober = StepProber(make=make, step=step)
     # A probe is valid for all shares, but shares by accumulation have their own sizes.
     execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
-    key = (group, point.workload, *point.params.items(), point.batch_size, *execution.values())
+    step_settings = (point.workload, *point.params.items(), point.batch_size, *execution.values())
+    key = (group, *step_settings)
     if key not in probes:
         probes[key] = prober.probe_group()
     group_probe = probes[key]
@@ -90,7 +91,8 @@ def share_out(
     with prober.build(share_context, params, shares[rank]) as workload:
         check = workload.gradient_error
         local_error = None if check is None else float(check())
-        gradient_error = gather_objects(local_error)[shares.index(max(shares))]
+        rank_of_largest_share = shares.index(max(shares))
+        gradient_error = gather_objects(local_error)[rank_of_largest_share]
         with_batch_norm = has_batch_norm(workload)
 
     exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
@@ -156,6 +158,7 @@ def _choose_shares(prober: StepProber, group_probe: GroupProbe) -> tuple[Shares,
 
 
 def _share_doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) -> Iterator[Doubt]:
+    """Yield doubts about an emulated device, BatchNorm layers and the gradients of a share."""
     point = step.point
     if share.slow_ratio is not None:
         yield Doubt(
@@ -165,6 +168,7 @@ def _share_doubts(step: DividedStep, share: RankShare, *, has_batch_norm: bool) 
             subject=f"rank {step.context.rank}",
         )
     if has_batch_norm:
+        # BatchNorm changes the gradients, so do not compare them.
         yield Doubt(kind=DoubtKind.BATCH_NORM)
         return
     doubt = gradient_doubt(share.gradient_error, point.precision)
@@ -265,9 +269,11 @@ class StepProber:
         steps: dict[int, TimedStep] = {}
         context, full_speed_context = self.step.context, self.step.context_at_full_speed
         is_slowed = context != full_speed_context
-        units = self.step.equal_items // self.step.unit
-        for count in sorted({max(1, round(size * units)) for size in _PROBE_SIZES}):
-            items = count * self.step.unit
+        # Sizes are whole numbers of units, each once, in ascending order.
+        equal_units = self.step.equal_items // self.step.unit
+        sizes_in_units = {max(1, round(size * equal_units)) for size in _PROBE_SIZES}
+        for units in sorted(sizes_in_units):
+            items = units * self.step.unit
             try:
                 # Alternate, so that a device that warms up affects both series.
                 full_speed_step = step = self.time_alone(items, full_speed_context)

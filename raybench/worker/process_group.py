@@ -212,7 +212,7 @@ class ProcessGroup:
 
     def _watch_for_end(self, group: GroupSpec) -> None:
         """Start a thread that notes when the group is broken, and then ends NCCL's group."""
-        # A client that waits can do nothing else, so the thread has its own.
+        # A client of the store that waits can do nothing else, so the thread has its own client.
         store = TCPStore(group.store_address, group.store_port, is_master=False)
 
         def wait() -> None:
@@ -313,7 +313,8 @@ def choose_interface(address: str) -> None:
         return
     for name, addresses in psutil.net_if_addrs().items():
         ipv4 = [entry.address for entry in addresses if entry.family == socket.AF_INET]
-        if ipv4[:1] == [address]:
+        # gloo takes the first address of an interface.
+        if ipv4 and ipv4[0] == address:
             os.environ["GLOO_SOCKET_IFNAME"] = name
             return
 

@@ -128,6 +128,7 @@ class Worker:
         self._began_s = time.monotonic()
         self._part = None
         self._responder.watch_this_thread()
+        # Count the finished blocks of steps from zero.
         self._responder.blocks.restart()
         try:
             answer, part = self._run(task, rank_info, group), self._part
@@ -168,11 +169,11 @@ class Worker:
                 cause, message = Cause.SCRIPT_ENDED, "the script ended by itself before the others"
             rank, reusable = rank_info.rank, answer.worker_reusable
             answer = Failure.of(cause, rank=rank, message=message, worker_reusable=reusable)
-        if isinstance(answer, Failure) and not (
-            answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
-        ):
-            # Do not clean up: cleaning up may wait for lost ranks.
-            return replace(answer, worker_reusable=False)
+        if isinstance(answer, Failure):
+            is_reusable = answer.worker_reusable and self._group.take_down(_TAKE_DOWN_TIMEOUT_S)
+            if not is_reusable:
+                # Do not clean up: cleaning up may wait for lost ranks.
+                return replace(answer, worker_reusable=False)
         return self._clean_up(answer, rank_info)
 
     def _has_script_ended(self) -> bool:
@@ -229,6 +230,7 @@ class Worker:
             loaded_code = code_here(task.code)  # each point reads its script from the file
         if task.code is None or loaded_code is None or loaded_code == task.code:
             return
+        # If the files of the workload are equal, the files of raybench differ.
         files = differing_files(task.code.workload, loaded_code.workload) or ["raybench's own"]
         raise UsageError(
             f"the code on {socket.gethostname()} is not that of the run: {', '.join(files)} "
@@ -261,6 +263,7 @@ class Worker:
         # Undo these settings before operations are counted.
         self._group.destroy_extra_groups()
         self._state.restore()
+        # Set torchrun's variables again, which `restore` has removed.
         self._group.join(task, rank_info, group)
         self._group.wait_for_free_buffers(self._state.held_bytes)
         apply_precision(point.precision)
