@@ -238,14 +238,17 @@ def form_groups(
     The ranks must be all ranks of torch's default group, or a single rank 0.
     """
     world_size = ulysses * ring
-    rows = [list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)]
-    columns = [list(range(first, world_size, ulysses)) for first in range(ulysses)]
+    # Consecutive ranks form a ulysses group. The ranks of a ring are `ulysses` ranks apart.
+    ulysses_groups = [
+        list(range(first, first + ulysses)) for first in range(0, world_size, ulysses)
+    ]
+    ring_groups = [list(range(first, world_size, ulysses)) for first in range(ulysses)]
     return SequenceParallel(
         rank=rank,
         ulysses=ulysses,
         ring=ring,
-        ulysses_group=_form_local_group(rows),
-        ring_group=_form_local_group(columns),
+        ulysses_group=_form_local_group(ulysses_groups),
+        ring_group=_form_local_group(ring_groups),
         ring_kind=ring_kind,
     )
 

@@ -61,7 +61,7 @@ def busbw_factor(kind: str, world_size: int) -> float:
     """Return bus bandwidth / algorithm bandwidth, as nccl-tests defines both.
 
     Args:
-        kind: an operation of the table above, gather or scatter; other texts give 1.0.
+        kind: name of an operation, such as all_reduce or gather; other texts give 1.0.
         world_size: ranks of the group, above 0.
     """
     share_of_others = (world_size - 1) / world_size
@@ -131,7 +131,7 @@ class Payload:
         # Draw on the host: CUDA's random numbers depend on the model of the device.
         generator = torch.Generator().manual_seed(seed)
         values = torch.randint(-bound, bound, (_PERIOD,), generator=generator, dtype=torch.int32)
-        values[values >= 0] += 1
+        values[values >= 0] += 1  # no zeros: numbers from -bound to -1, and from 1 to bound
         self._values = values.to(dtype).repeat(2).to(device)
 
     def fill(self, target: Tensor, rank: int) -> None:
@@ -287,6 +287,7 @@ class Collective(Workload):
     def _fill(self) -> None:
         """Fill the output with a message that no rank sends, then the input with this rank's."""
         self._payload.fill(self.output, self._size)
+        # Input and output of a broadcast are one tensor, whose message only the root knows.
         if self._operation != "broadcast" or self._index == 0:
             self._payload.fill(self.input, self._index)
 

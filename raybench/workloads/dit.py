@@ -75,7 +75,9 @@ class Dit(Workload):
         rows, columns = height // _TOKEN_PIXELS, width // _TOKEN_PIXELS
         # On the meta device one rank computes the whole step.
         is_meta = context.device.type == "meta"
-        degrees = (1, 1) if is_meta else _choose_degrees(context.world_size, ulysses, ring)
+        ulysses_degree, ring_degree = 1, 1
+        if not is_meta:
+            ulysses_degree, ring_degree = _choose_degrees(context.world_size, ulysses, ring)
         shape = DIT_PRESETS[preset]
         self._context = context
         self._builder = StepBuilder(
@@ -88,7 +90,7 @@ class Dit(Workload):
             seed=context.seed,
             attention=attention,
             parallel=form_groups(
-                context.rank, ulysses=degrees[0], ring=degrees[1], ring_kind=ring_kind
+                context.rank, ulysses=ulysses_degree, ring=ring_degree, ring_kind=ring_kind
             ),
             compile=compile and not is_meta,
         )

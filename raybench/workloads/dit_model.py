@@ -56,7 +56,7 @@ class Rotation(NamedTuple):
         return rotated.flatten(-2).to(heads.dtype)
 
 
-class _Head(nn.Module):
+class _HeadSplitter(nn.Module):
     """Splits query, key and value into heads; normalises each head of query and key."""
 
     def __init__(self, shape: DitShape) -> None:
@@ -79,7 +79,7 @@ class _Stream(nn.Module):
         width = shape.width
         self.modulation = nn.Linear(width, 6 * width)
         self.attention_in = nn.Linear(width, 3 * width)
-        self.heads = _Head(shape)
+        self.heads = _HeadSplitter(shape)
         self.attention_out = nn.Linear(width, width)
         self.mlp_in = nn.Linear(width, 4 * width)
         self.mlp_out = nn.Linear(4 * width, width)
@@ -127,6 +127,7 @@ class DoubleBlock(nn.Module):
             sine: sines of Rotation.
         """
         active, rotation = functional.silu(time), Rotation(cosine, sine)
+        # Shift, scale and gate of attention, then shift, scale and gate of the MLP.
         text_modulation = self.text.modulation(active).chunk(6, dim=-1)
         image_modulation = self.image.modulation(active).chunk(6, dim=-1)
         text_heads = self.text.begin(text, *text_modulation[:2])
@@ -149,7 +150,7 @@ class SingleBlock(nn.Module):
         self._attend, self._joint_width = attend, 3 * width
         self.modulation = nn.Linear(width, 3 * width)
         self.joint_in = nn.Linear(width, 7 * width)
-        self.heads = _Head(shape)
+        self.heads = _HeadSplitter(shape)
         self.joint_out = nn.Linear(5 * width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -235,6 +236,7 @@ def _sinusoids(time: Tensor, count: int) -> Tensor:
     wide = torch.promote_types(time.dtype, torch.float32)
     indices = torch.arange(count // 2, dtype=wide, device=time.device)
     rates = torch.exp(-math.log(_LONGEST_PERIOD) * indices / (count // 2))
+    # Flux scales time and guidance by 1000.
     angles = 1000.0 * time.to(wide) * rates
     return torch.cat((angles.cos(), angles.sin()), dim=-1).to(time.dtype)
 
@@ -248,6 +250,7 @@ def rotation(
         like: the result is on this tensor's device, in fp64 if the tensor is fp64, else in fp32.
     """
     wide = torch.promote_types(like.dtype, torch.float32)
+    # Position of each token along three axes. All tokens are at 0 of the first axis.
     grid = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(columns))
     positions = torch.cat((torch.zeros(text_tokens, 3, dtype=grid.dtype), grid)).double()
     angles_by_axis = []
@@ -329,7 +332,7 @@ class StepBuilder:
         The output is this rank's tokens after a block, text first; the velocity of the whole image
         after a forward pass; or the whole image after `steps` Euler steps from noise.
         """
-        shape, parallel, pixels = self.shape, self.parallel, self.rows * self.columns
+        shape, parallel, image_tokens = self.shape, self.parallel, self.rows * self.columns
         generator = None  # the meta device has no random numbers
         if self.device.type != "meta":
             generator = torch.Generator(self.device).manual_seed(self.seed)
@@ -344,16 +347,16 @@ class StepBuilder:
         )
         # The cosines and sines of this rank's tokens, text first.
         local_tables = []
-        for table in whole_rotation:
-            text, image = table[: self.text_tokens], table[self.text_tokens :]
-            local_tables.append(torch.cat((parallel.shard(text), parallel.shard(image))))
+        for table in (whole_rotation.cosine, whole_rotation.sine):
+            of_text, of_image = table[: self.text_tokens], table[self.text_tokens :]
+            local_tables.append(torch.cat((parallel.shard(of_text), parallel.shard(of_image))))
         local_rotation = Rotation(*local_tables)
 
         if scope in ("double_block", "single_block"):
             block_class = DoubleBlock if scope == "double_block" else SingleBlock
             block = self._make_module(block_class, generator)
             text = parallel.shard(draw(self.text_tokens, shape.width))
-            image = parallel.shard(draw(pixels, shape.width))
+            image = parallel.shard(draw(image_tokens, shape.width))
             time = draw(1, shape.width)
             if scope == "double_block":
                 return lambda: torch.cat(block(text, image, time, *local_rotation))
@@ -361,9 +364,10 @@ class StepBuilder:
             return lambda: block(joint, time, *local_rotation)
 
         model = self._make_module(DitModel, generator)
-        noise = draw(pixels, shape.channels)
+        noise = draw(image_tokens, shape.channels)
         text = parallel.shard(draw(self.text_tokens, shape.text_width))
-        pooled, guidance = draw(1, shape.pooled_width), torch.full((1, 1), 3.5, **options)
+        pooled = draw(1, shape.pooled_width)
+        guidance = torch.full((1, 1), 3.5, **options)  # the usual scale of Flux.1-dev
 
         def predict_velocity(image: Tensor, time: Tensor) -> Tensor:
             velocity = model(parallel.shard(image), time, text, pooled, guidance, local_rotation)

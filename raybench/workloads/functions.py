@@ -33,8 +33,10 @@ class StepFunctions:
     @property
     def takes_context(self) -> bool:
         """Whether the set-up has a parameter without a default."""
+        if self.setup is None:
+            return False
         try:
-            parameters = inspect.signature(self.setup or dict).parameters.values()
+            parameters = inspect.signature(self.setup).parameters.values()
         except ValueError:  # some built-in functions have no signature
             return False
         by_position = (

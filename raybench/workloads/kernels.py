@@ -84,6 +84,7 @@ class Gemm(Workload):
         )
         exact = self.first[rows].double() @ self.second[:, columns].double()
         sampled = self.product[rows][:, columns].double()
+        # An element is the sum of k products of standard normal numbers.
         standard_deviation = len(self.second) ** 0.5
         error = float((sampled - exact).abs().max()) / standard_deviation
         allowed = _TOLERANCES[self._context.precision]
@@ -309,6 +310,7 @@ class Memory(Workload):
         arrays = [self.output, *self.inputs]
         for start in range(0, len(self.output), _CHECKED_ELEMENTS):
             output, *inputs = (array[start : start + _CHECKED_ELEMENTS] for array in arrays)
+            # Only the last input has a factor.
             *summands, scaled = [array.double() for array in inputs]
             # Rounding is relative to the size of the operands, which may cancel in their sum.
             exact = scaled * factor

@@ -357,7 +357,8 @@ def main() -> None:
         KeyError: torchrun's variables are missing.
         RuntimeError: the store or a peer did not answer within 60 s; NCCL may wait longer.
     """
-    device, key_prefix = [*sys.argv[1:], "transport"][:2]
+    device, *prefixes = sys.argv[1:]
+    key_prefix = prefixes[0] if prefixes else "transport"
     with TemporaryDirectory(prefix="raybench-nccl-") as folder:
         log = Path(folder) / "nccl.log"
         # NCCL reads these variables once, so set them before NCCL is loaded.
@@ -421,6 +422,7 @@ def _communicate(device_name: str, key_prefix: str) -> list[str]:
     for connection in psutil.Process().net_connections("tcp"):
         is_to_store = connection.raddr and connection.raddr.port == port
         if connection.status == psutil.CONN_ESTABLISHED and not is_to_store:
+            # Without the prefix of an IPv4 address that is written as IPv6.
             local_address = connection.laddr.ip.removeprefix("::ffff:")
             peer_address = connection.raddr.ip.removeprefix("::ffff:")
             interface = interfaces.get(local_address, "unknown")

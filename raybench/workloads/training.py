@@ -209,6 +209,7 @@ class Model(Workload):
         names = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
         optimizer_class = getattr(torch.optim, names[recipe.optimizer])
         is_fused = recipe.has_fused_optimizer and context.device.type != "meta"
+        # None leaves the choice between loop and foreach to torch; False would take the loop.
         options = {"fused": True if is_fused else None}
         if recipe.optimizer != "sgd":
             # A capturable Adam counts its steps on the device. A count on the host would be
@@ -245,6 +246,7 @@ class Model(Workload):
         import torch
 
         self._inference_pass = forward
+        # Free what the set-up left in torch's cache: a CUDA graph could not use this memory.
         if self._context.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -457,14 +459,14 @@ def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forwar
 
 
 def compile_blocks(
-    model: nn.Module, *kinds: type[nn.Module], options: dict[str, bool] | None = None
+    model: nn.Module, *block_classes: type[nn.Module], options: dict[str, bool] | None = None
 ) -> None:
-    """Make all modules of the given classes compile themselves at their first call; not on meta.
+    """Make all modules of these classes compile themselves at their first call; not on meta.
 
     A class is compiled once per input shape. Values that differ between blocks must be arguments of
     `forward`: an attribute is a constant of the compiled code, so the next block would be compiled
     again.
     """
     for module in model.modules():
-        if isinstance(module, kinds):
+        if isinstance(module, block_classes):
             module.compile(dynamic=False, options=options)

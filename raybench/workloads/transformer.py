@@ -252,6 +252,7 @@ class Transformer(Model):
         """Return for example "175b (8 layers)" if the model has fewer layers than its preset."""
         preset, layers = params.get("preset", ""), params.get("layers")
         shape = LANGUAGE_PRESETS.get(preset)
+        # The text "None" stands for a parameter that is None.
         if shape is None or layers in (None, "None", str(shape.layers)):
             return preset
         return f"{preset} ({layers} layers)"
@@ -290,7 +291,8 @@ class Transformer(Model):
             heads = 2 * (shape.heads + shape.kv_heads) * shape.head_width
             saved_numbers = heads + 2 * shape.width + (2 if is_compiled else 4) * shape.hidden
         else:
-            # Query, key, value, output of attention, inputs of matrix products, both sides of GELU.
+            # Query, key, value, output of attention (4), inputs of matrix products (2), both sides
+            # of GELU (8).
             saved_numbers = 14 * shape.width
         # Bytes per token that the backward pass of a block reads.
         block_bytes = 2 * residual_size * shape.width + element_size * saved_numbers
@@ -383,6 +385,7 @@ class Transformer(Model):
         self.model_flops_per_step = model_flops(shape, tokens=tokens, seq_len=seq_len)
         if isinstance(shape, LlamaShape):
             self.flops_per_step = llama_flops(shape, tokens=tokens, seq_len=seq_len)
+        # `check` cannot run other models in fp32.
         if not (is_by_block or layout.is_divided or has_bf16_weights or is_float8):
             self._compared_text = shape.vocabulary, (1, seq_len)
 

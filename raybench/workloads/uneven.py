@@ -46,6 +46,7 @@ def slow_down(context: Context, point: Point) -> Context:
     if point.slow_ratio == 1 or context.rank < context.world_size - point.slow_count:
         return context
     if point.slow_by is SlowBy.COMPUTE:
+        # At half the speed (slow_ratio 0.5) a device does all work twice: extra_work 1.
         return replace(context, extra_work=1 / point.slow_ratio - 1)
     if context.device.type != "cuda":
         raise UsageError("slow_by: sms needs CUDA devices; take slow_by: compute")
@@ -116,7 +117,9 @@ class DividedStep:
         """
         busy_ranks = [rank for rank, items in enumerate(shares) if items]
         world_size = len(busy_ranks)
-        group = dist.new_group(busy_ranks) if 1 < world_size < len(shares) else None
+        # All ranks have torch's default group, and a single rank needs no group.
+        needs_group = 1 < world_size < len(shares)
+        group = dist.new_group(busy_ranks) if needs_group else None
         items = shares[self.context.rank]
         if not items:
             return replace(self.context_at_full_speed, world_size=world_size)

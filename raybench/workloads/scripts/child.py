@@ -173,7 +173,7 @@ class _StepControl:
         if self._lead_in_left:
             self._lead_in_left -= 1
             if not self._lead_in_left:
-                self._clock.mark()
+                self._clock.mark()  # the begin of the first timed iteration
             return
         if self._timed_left:
             self._clock.mark()
@@ -225,7 +225,7 @@ class _StepControl:
                     self._timed_left = message["iterations"]
                     clock.begin(self._timed_left)
                     if not self._lead_in_left:
-                        clock.mark()
+                        clock.mark()  # the begin of the first timed iteration
                     return
                 case "forget_memory":
                     self._is_warm = True

@@ -151,6 +151,7 @@ class RunningScript(Workload):
         """
         params, settings = task.point.params, task.point.settings
         script_file = task.code.script if task.code else None
+        # The parameter is a product such as "{batch_size} * 8", or empty.
         items = product_of(fill_in(str(params["items_per_step"]), settings))
         if items is not None:
             self.items_per_step = items
@@ -196,7 +197,7 @@ class RunningScript(Workload):
         self._pidfd = os.pidfd_open(self._process.pid)
         try:
             # `clock` is cuda or host; `ranks` is the size of the script's process group.
-            self.facts: Mapping[str, Any] = self._receive()["begun"]
+            self._first_step_report: Mapping[str, Any] = self._receive()["begun"]
         except BaseException:
             self.close()
             raise
@@ -288,9 +289,9 @@ class RunningScript(Workload):
 
     def doubts(self, context: Context) -> Iterator[Doubt]:
         """Yield a doubt if the host's clock times a GPU, and one if not all ranks have joined."""
-        if context.device.type == "cuda" and self.facts["clock"] == "host":
+        if context.device.type == "cuda" and self._first_step_report["clock"] == "host":
             yield Doubt(kind=DoubtKind.HOST_CLOCK)
-        ranks = self.facts["ranks"]
+        ranks = self._first_step_report["ranks"]
         if ranks != context.world_size:
             yield Doubt(kind=DoubtKind.MISSING_RANKS, value=ranks, limit=context.world_size)
 
@@ -303,6 +304,8 @@ class RunningScript(Workload):
         """Return the next message; if the script has ended or failed, see `_end_message`."""
         sources: list[Any] = [self._socket, self._pidfd]
         while b"\n" not in self._received:
+            # For a moment after the deadline the driver looks for the rank that hangs. During this
+            # search an abort must not end the script.
             overtime_s = time.monotonic() - self._deadline_s
             is_hang_search = 0 <= overtime_s < _HANG_SEARCH_S
             if not is_hang_search and self._is_aborted():
@@ -365,24 +368,27 @@ class RunningScript(Workload):
         raise ScriptFailedError(Failure.of(cause, rank=0, message=message, worker_reusable=True))
 
 
-def inherited_variables(of_worker: Mapping[str, str]) -> dict[str, str]:
+def inherited_variables(worker_variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a script inherits from the process of its worker."""
     inherited = {
         name: value
-        for name, value in of_worker.items()
+        for name, value in worker_variables.items()
         if not name.startswith("RAY_") and name not in _WORKER_VARIABLES
     }
-    # NCCL's RAS subsystem of the script needs an address of its own, unless the user has set one.
-    if inherited.pop(CHOSEN_RAS_VARIABLE, None) == inherited.get(RAS_VARIABLE):
+    # NCCL's RAS subsystem of the script needs an address of its own, so do not inherit the address
+    # that raybench chose for the worker. The user's own address stays.
+    chosen_address = inherited.pop(CHOSEN_RAS_VARIABLE, None)
+    if inherited.get(RAS_VARIABLE) == chosen_address:
         inherited.pop(RAS_VARIABLE, None)
     return inherited
 
 
 def _failure_of(raised: Mapping[str, Any]) -> Failure:
     """Return the failure of a script that has raised an exception; the worker sets the rank."""
-    # The exception stays in the process of the script, so the names of its classes decide.
+    # `raised` has texts only: type, message and traceback of the exception, `bases` (the names of
+    # its classes), and `frames` (file, line and function of each).
     text = raised["message"].strip()
-    first_line = next(iter(text.splitlines()), "") or f"{raised['type']}: no message"
+    first_line = text.splitlines()[0] if text else f"{raised['type']}: no message"
     location = last_user_frame(raised["frames"])
     is_oom = not _OUT_OF_MEMORY_ERRORS.isdisjoint(raised["bases"])
     if "RuntimeError" in raised["bases"]:
@@ -407,15 +413,16 @@ def _torchrun_variables(context: Context, store: TCPStore | None) -> Mapping[str
         visible, index = os.environ.get("CUDA_VISIBLE_DEVICES"), context.device.index
         device = visible.split(",")[index].strip() if visible else str(index)
     local_node = int(os.environ["GROUP_RANK"])
-    store_address = (store.host, store.port) if store else None
-    # Node, local rank, device and store of each rank; only rank 0 has a store.
-    local_entry = local_node, context.local_rank, device, store_address
+    local_address = (store.host, store.port) if store else None
+    # Node, local rank, device, and address of the store of each rank; only rank 0 has a store.
+    local_entry = local_node, context.local_rank, device, local_address
     entries: list[Any] = [local_entry]
     if context.world_size > 1:
         entries = [None] * context.world_size
         dist.all_gather_object(entries, local_entry)
-    ((host, port),) = (store_address for *_, store_address in entries if store_address)
-    nodes = {node for node, *_ in entries}
+    store_addresses = [address for _, _, _, address in entries if address]
+    ((host, port),) = store_addresses
+    nodes = {node for node, _, _, _ in entries}
     variables = {
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
