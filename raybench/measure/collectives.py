@@ -252,7 +252,8 @@ class _Effect(NamedTuple):
 _Arguments = Mapping[str, Any]
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def _total_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of all tensors; a sparse tensor has indices and values."""
     total = 0
     for tensor in tensors:
         if tensor.is_sparse:
@@ -269,7 +270,7 @@ def _in_place(kind: str, arguments: _Arguments) -> _Effect:
         (tensor, tensor.coalesce() if tensor.is_sparse else tensor)
         for tensor in arguments["tensors"]
     ]
-    return _Effect(kind, _bytes(source for _, source in copies), copies)
+    return _Effect(kind, _total_bytes(source for _, source in copies), copies)
 
 
 def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> _Effect:
@@ -278,7 +279,7 @@ def _all_gather(outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -
     # Each input has an output for each rank.
     for rank_outputs, local in zip(outputs, inputs, strict=True):
         copies += [(output, local) for output in rank_outputs]
-    return _Effect("all_gather", _bytes(chain(*outputs)), copies)
+    return _Effect("all_gather", _total_bytes(chain(*outputs)), copies)
 
 
 def _reduce_scatter(
@@ -289,10 +290,10 @@ def _reduce_scatter(
     copies = [
         (output, rank_inputs[rank]) for output, rank_inputs in zip(outputs, inputs, strict=True)
     ]
-    return _Effect("reduce_scatter", _bytes(chain(*inputs)), copies)
+    return _Effect("reduce_scatter", _total_bytes(chain(*inputs)), copies)
 
 
-def _parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
+def _equal_parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
     """Return an equal part of the tensor for each rank."""
     return whole.reshape(-1).chunk(ranks)
 
@@ -301,7 +302,7 @@ def _gather(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     inputs = arguments["input_tensors"]
     # Only the collecting rank has outputs.
     copies = [(output, inputs[0]) for output in chain(*arguments["output_tensors"])]
-    return _Effect("gather", ranks * _bytes(inputs), copies)
+    return _Effect("gather", ranks * _total_bytes(inputs), copies)
 
 
 def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
@@ -309,16 +310,16 @@ def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     # Only the sending rank has inputs; None is data of another rank.
     sources = [inputs[rank] for inputs in input_lists] or [None] * len(outputs)
     copies = list(zip(outputs, sources, strict=True))
-    return _Effect("scatter", ranks * _bytes(outputs), copies)
+    return _Effect("scatter", ranks * _total_bytes(outputs), copies)
 
 
 def _all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> _Effect:
-    return _Effect("all_to_all", _bytes(inputs), list(zip(outputs, inputs, strict=True)))
+    return _Effect("all_to_all", _total_bytes(inputs), list(zip(outputs, inputs, strict=True)))
 
 
 def _recv(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
     tensors = arguments["tensors"]
-    return _Effect("recv", _bytes(tensors), [(tensor, None) for tensor in tensors])
+    return _Effect("recv", _total_bytes(tensors), [(tensor, None) for tensor in tensors])
 
 
 # Operator `c10d::…` -> function of arguments by name (`a`), number of ranks, and rank.
@@ -333,25 +334,25 @@ _EFFECTS: Mapping[str, Callable[[_Arguments, int, int], _Effect]] = {
         list(zip(*a["output_lists"], strict=True)), a["input_list"]
     ),
     "_allgather_base_": lambda a, ranks, rank: _all_gather(
-        [_parts(a["output_tensor"], ranks)], [a["input_tensor"]]
+        [_equal_parts(a["output_tensor"], ranks)], [a["input_tensor"]]
     ),
     "allgather_into_tensor_coalesced_": lambda a, ranks, rank: _all_gather(
-        [_parts(output, ranks) for output in a["outputs"]], a["inputs"]
+        [_equal_parts(output, ranks) for output in a["outputs"]], a["inputs"]
     ),
     "reduce_scatter_": lambda a, ranks, rank: _reduce_scatter(
         a["output_tensors"], a["input_tensors"], rank
     ),
     "_reduce_scatter_base_": lambda a, ranks, rank: _reduce_scatter(
-        [a["output_tensor"]], [_parts(a["input_tensor"], ranks)], rank
+        [a["output_tensor"]], [_equal_parts(a["input_tensor"], ranks)], rank
     ),
     "reduce_scatter_tensor_coalesced_": lambda a, ranks, rank: _reduce_scatter(
-        a["outputs"], [_parts(whole, ranks) for whole in a["inputs"]], rank
+        a["outputs"], [_equal_parts(whole, ranks) for whole in a["inputs"]], rank
     ),
     "alltoall_": lambda a, ranks, rank: _all_to_all(a["output_tensors"], a["input_tensors"]),
     "alltoall_base_": lambda a, ranks, rank: _all_to_all([a["output"]], [a["input"]]),
     "gather_": _gather,
     "scatter_": _scatter,
-    "send": lambda a, ranks, rank: _Effect("send", _bytes(a["tensors"]), []),
+    "send": lambda a, ranks, rank: _Effect("send", _total_bytes(a["tensors"]), []),
     "recv_": _recv,
     "recv_any_source_": _recv,
     "barrier": lambda a, ranks, rank: _Effect("barrier", 0, []),

@@ -307,6 +307,7 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[list[_Block], int]:
     # Whether heat limited the clocks of any device in the last block.
     is_limited = False
     blocks: list[_Block] = []
+    # torch can capture a CUDA graph only after some eager iterations.
     at_least = EAGER_ITERATIONS if context.cuda_graph else 1
 
     def next_iterations() -> int:

@@ -134,6 +134,7 @@ class ProcessGroup:
             if self.is_broken(group):
                 raise GroupGoneError("a rank has failed on its way to it")
             time.sleep(_POLL_S)
+        # To find a rank that hangs, torch must record which collectives have begun.
         timing_variables = COLLECTIVE_TIMING_VARIABLES if task.settings.hang_s is not None else {}
         # No device_id: torch then splits communicators, which crashes after a second init
         # (pytorch#192109).
@@ -205,7 +206,7 @@ class ProcessGroup:
         own.
         """
         extra_groups = [group for group in _world.pg_names if group is not self._torch_group]
-        for group in reversed(extra_groups):
+        for group in reversed(extra_groups):  # the newest group first
             # Destroying a default group destroys all groups, so look again.
             if group in _world.pg_map:
                 dist.destroy_process_group(group)

@@ -224,33 +224,34 @@ class Collective(Workload):
         for ranks in groups:
             if context.rank in ranks:
                 local_ranks, self._index = ranks, ranks.index(context.rank)
-        size = len(local_ranks)
+        group_size = len(local_ranks)
         # None is the group of all ranks. Every rank must make every other group.
         process_group = None
         if len(groups[0]) < context.world_size:
             process_group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in groups])  # type: ignore[no-untyped-call]
 
         element: torch.dtype = getattr(torch, dtype)
-        shares = size if operation in _DIVIDED_OPERATIONS else 1
-        unit_bytes = element.itemsize * shares
+        # The message is divided into so many equal parts of whole elements.
+        part_count = group_size if operation in _DIVIDED_OPERATIONS else 1
+        unit_bytes = element.itemsize * part_count
         if size_bytes % unit_bytes:
             divisor = f"{element.itemsize} bytes an element"
-            divisor += f" x {shares} ranks" if shares > 1 else ""
+            divisor += f" x {part_count} ranks" if part_count > 1 else ""
             raise UsageError(
                 f"workload collective: {operation} of size_bytes {size_bytes} does not divide into "
                 f"{divisor}; give a multiple of {unit_bytes}"
             )
 
         self.message_bytes = size_bytes
-        self.busbw_factor = busbw_factor(operation, size)
-        self._operation, self._rank, self._size = operation, context.rank, size
+        self.busbw_factor = busbw_factor(operation, group_size)
+        self._operation, self._rank, self._group_size = operation, context.rank, group_size
         whole = torch.empty(size_bytes // element.itemsize, dtype=element, device=context.device)
         self.input, self.output, self._issue, self._expected = _prepare(
-            operation, whole, self._index, size, process_group
+            operation, whole, self._index, group_size, process_group
         )
         if is_idle:
             self._issue, self._expected = (lambda: None), []
-        self._payload = Payload(element, context.device, size, context.seed)
+        self._payload = Payload(element, context.device, group_size, context.seed)
         self._fill()
 
     def step(self) -> None:
@@ -286,7 +287,8 @@ class Collective(Workload):
 
     def _fill(self) -> None:
         """Fill the output with a message that no rank sends, then the input with this rank's."""
-        self._payload.fill(self.output, self._size)
+        # Ranks of the group count from 0, so no rank has this number.
+        self._payload.fill(self.output, self._group_size)
         # Input and output of a broadcast are one tensor, whose message only the root knows.
         if self._operation != "broadcast" or self._index == 0:
             self._payload.fill(self.input, self._index)
@@ -331,10 +333,10 @@ def _prepare(
     operation: Operation,
     whole: Tensor,
     index: int,
-    size: int,
+    group_size: int,
     process_group: dist.ProcessGroup | None,
 ) -> _Prepared:
-    """Prepare the operation for the rank `index` of a group of `size` ranks.
+    """Prepare the operation for the rank `index` of a group of `group_size` ranks.
 
     Args:
         whole: buffer for the whole message, which becomes the input, the output or both.
@@ -345,9 +347,10 @@ def _prepare(
     # torch 2.13 renamed two functions and warns about the old names.
     all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    ranks, elements = tuple(range(size)), len(whole)
+    ranks, elements = tuple(range(group_size)), len(whole)
     group: dict[str, Any] = {"group": process_group}
-    length = elements // size
+    # This rank's part of a message that is divided over the ranks.
+    length = elements // group_size
     start = index * length
     match operation:
         case "all_reduce":
@@ -372,7 +375,7 @@ def _prepare(
             return _Prepared(whole, target, issue, expected)
         case "sendrecv":
             target = torch.empty_like(whole)
-            receiver, sender = (index + 1) % size, (index - 1) % size
+            receiver, sender = (index + 1) % group_size, (index - 1) % group_size
             send = dist.P2POp(dist.isend, whole, group_peer=receiver, **group)
             receive = dist.P2POp(dist.irecv, target, group_peer=sender, **group)
             issue = partial(exchange, [send, receive])

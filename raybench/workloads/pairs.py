@@ -143,6 +143,7 @@ class Pairs(Workload):
         check_ranks(context, "pairs")
         size = context.world_size
         pairs = parse_pairs(partners, size) if partners else pairs_of_turn(size, turn)
+        # The pair of this rank; None if this rank waits.
         self.pair: Pair | None = next((pair for pair in pairs if context.rank in pair), None)
         self.message_bytes = (2 if direction in _TWO_WAY else 1) * size_bytes
         self._direction, self._transport = direction, transport

@@ -160,6 +160,7 @@ class RunningScript(Workload):
         inherited = inherited_variables(os.environ)
         variables = dict(_torchrun_variables(context, store))
         if task.settings.hang_s is not None:
+            # To find a rank that hangs, torch must record which collectives have begun.
             for name, value in COLLECTIVE_TIMING_VARIABLES.items():
                 # A value that the user exported wins.
                 if name not in inherited:
