@@ -423,7 +423,7 @@ class Fleet:
             world_size=world_size,
             precision=test.precision,
             batch_size=batch_size,
-            global_batch_size=batch_size and batch_size * world_size,
+            global_batch_size=None if batch_size is None else batch_size * world_size,
             scaling=None if batch_size is None else "weak",
             cuda_graph=test.cuda_graph,
         )
@@ -450,19 +450,21 @@ def _subject(uuid: str, place: DevicePlace, model: str) -> Subject:
 
 
 def device_places(devices: Iterable[Device]) -> dict[str, DevicePlace]:
-    """Return uuid -> place, for all devices of a check, with the uuids of subjects.
+    """Return uuid in `Subject.uuids` -> place of the device, for all devices of a check.
 
-    These are the uuids of GPUs, and `HOST/NUMBER` for CPU workers, numbered from 0 on each host: a
-    CPU worker's own uuid changes with its process.
+    In subjects a GPU has its own uuid, and a CPU worker has `HOST/NUMBER`, with numbers from 0 on
+    each host: a CPU worker's own uuid changes with its process.
     """
     return dict(_uuids_and_places(devices))
 
 
 def _uuids_and_places(devices: Iterable[Device]) -> Iterator[tuple[str, DevicePlace]]:
+    """Yield (uuid in `Subject.uuids`, place) of each device; see `device_places`."""
+    # Host -> number of its devices so far.
     counts = Counter[str]()
     for device in devices:
         number, uuid = device.index, device.uuid
-        if device.kind != "cuda":
+        if device.kind == "cpu":
             number = counts[device.host]
             uuid = f"{device.host}/{number}"
         counts[device.host] += 1
@@ -471,8 +473,11 @@ def _uuids_and_places(devices: Iterable[Device]) -> Iterator[tuple[str, DevicePl
 
 def device_kinds(subject: Subject) -> set[DeviceKind]:
     """Return the possible kinds of a subject's devices; both kinds if it names no device."""
-    # Only uuids of CPU workers have a slash; see `device_places`.
-    kinds: set[DeviceKind] = {"cpu" if uuid.count("/") == 1 else "cuda" for uuid in subject.uuids}
+    kinds: set[DeviceKind] = set()
+    for uuid in subject.uuids:
+        # The uuid of a CPU worker is `HOST/NUMBER`. Uuids of GPUs have no slash, or two slashes for
+        # MIG with old drivers.
+        kinds.add("cpu" if uuid.count("/") == 1 else "cuda")
     return kinds or {"cpu", "cuda"}
 
 
@@ -498,6 +503,8 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
 
     Yields nothing if there are too few devices.
     """
+    all_ranks = tuple(range(len(fleet.devices)))
+    most_on_a_node = max(map(len, fleet.nodes))
     match run_on:
         case "each device":
             yield {}
@@ -506,39 +513,51 @@ def _participants(fleet: Fleet, run_on: RunOn, serial: bool) -> Iterator[Mapping
                 yield {}
         case "one local rank":
             # One device of each node at the same time.
-            for local_rank in range(max(map(len, fleet.nodes))):
+            for local_rank in range(most_on_a_node):
                 yield {"local_rank": local_rank}
         case "full nodes":
             # On nodes with one device, "one local rank" is the same test.
-            if max(map(len, fleet.nodes)) > 1:
+            if most_on_a_node > 1:
                 yield {}
         case "pairs on nodes" | "all pairs":
-            for pairs in _turns_of_pairs(fleet, are_on_nodes=run_on == "pairs on nodes"):
-                for at_once in [[pair] for pair in pairs] if serial else [pairs]:
-                    yield {"partners": pairs_text(at_once)}
-        case "groups by node" | "one group" | "one group over nodes":
-            all_ranks = tuple(range(len(fleet.devices)))
-            together = fleet.nodes if run_on == "groups by node" else (all_ranks,)
-            # All groups work at the same time.
-            groups = tuple(ranks for ranks in together if len(ranks) > 1)
-            if groups and (run_on != "one group over nodes" or len(fleet.nodes) > 1):
+            are_on_nodes = run_on == "pairs on nodes"
+            for pairs in _pairs_of_points(fleet, are_on_nodes=are_on_nodes, serial=serial):
+                yield {"partners": pairs_text(pairs)}
+        case "groups by node":
+            # All nodes work at the same time. The only device of a node has no partner.
+            groups = tuple(ranks for ranks in fleet.nodes if len(ranks) > 1)
+            if groups:
                 yield {"groups": groups_text(groups)}
+        case "one group" | "one group over nodes":
+            must_be_several = fleet.nodes if run_on == "one group over nodes" else all_ranks
+            if len(must_be_several) > 1:
+                yield {"groups": groups_text((all_ranks,))}
+
+
+def _pairs_of_points(fleet: Fleet, *, are_on_nodes: bool, serial: bool) -> Iterator[list[Pair]]:
+    """Yield the pairs of each point: all pairs of a turn, or a single pair if `serial`."""
+    for disjoint_pairs in _turns_of_pairs(fleet, are_on_nodes=are_on_nodes):
+        if serial:
+            yield from ([pair] for pair in disjoint_pairs)
+        else:
+            yield disjoint_pairs
 
 
 def _turns_of_pairs(fleet: Fleet, *, are_on_nodes: bool) -> Iterator[list[Pair]]:
     """Yield turns of disjoint pairs, as in a round-robin tournament, until all were paired."""
     # Groups of ranks in which every rank is paired with every other rank. The groups of one list
     # are disjoint and take their turns at the same time.
-    together: list[list[Sequence[int]]] = [list(fleet.nodes)]
+    group_lists: list[list[Sequence[int]]] = [list(fleet.nodes)]
     if not are_on_nodes and len(fleet.devices) <= _MOST_IN_ALL_PAIRS:
-        together = [[range(len(fleet.devices))]]
+        group_lists = [[range(len(fleet.devices))]]
     elif not are_on_nodes:
+        # A rail has the ranks with the same local rank on all nodes.
         rails: list[Sequence[int]] = []
         for rail in zip_longest(*fleet.nodes):
             rails.append([rank for rank in rail if rank is not None])
-        together.append(rails)
-    for groups in together:
-        groups = [ranks for ranks in groups if len(ranks) > 1]
+        group_lists.append(rails)
+    for group_list in group_lists:
+        groups = [ranks for ranks in group_list if len(ranks) > 1]
         for turn in range(max((turns(len(ranks)) for ranks in groups), default=0)):
             yield [
                 (ranks[low], ranks[high])
