@@ -134,39 +134,47 @@ def _read_rank(output: str) -> _RankTransports:
     return _RankTransports(log=parse(output.splitlines()), peers=read_gloo_peers(output))
 
 
-def _within_node(facts: EnvironmentFacts, node: Subject, routes: Sequence[_RankRoute]) -> Judgement:
-    ways = _ways(facts, routes)
-    is_direct = {of_rank.route.kind for of_rank in routes} == {"P2P"}
+def _within_node(
+    facts: EnvironmentFacts, node: Subject, rank_routes: Sequence[_RankRoute]
+) -> Judgement:
+    """Return the judgement of the transports on a node: GPUs should read each other's memory."""
+    transports = _transports(facts, rank_routes)
+    is_direct = {rank_route.route.kind for rank_route in rank_routes} == {"P2P"}
     command = Command(kind=CommandKind.SHOW_PEERS, hosts=(node.name,))
-    defect = fault(Condition.NO_PEER_ACCESS, command, names=[way.name for way in ways])
+    names = [transport.name for transport in transports]
+    defect = fault(Condition.NO_PEER_ACCESS, command, names=names)
     test = environment_test(TRANSPORT_TEST, "transports")
-    return judge_fact(test, node, len(ways), None if is_direct else defect, ways)
+    return judge_fact(test, node, len(transports), None if is_direct else defect, transports)
 
 
-def _between_nodes(facts: EnvironmentFacts, between: Sequence[_RankRoute]) -> Iterator[Judgement]:
-    """Yield the transports between nodes, and what is wrong with each."""
+def _between_nodes(
+    facts: EnvironmentFacts, rank_routes: Sequence[_RankRoute]
+) -> Iterator[Judgement]:
+    """Yield judgements of the transports between nodes, their interfaces, and GPUDirect RDMA."""
     cluster, hosts = facts.cluster, facts.host_names
-    routes = [of_rank.route for of_rank in between]
-    ways = _ways(facts, between)
+    routes = [rank_route.route for rank_route in rank_routes]
+    transports = _transports(facts, rank_routes)
     adapters = sorted({name for host in facts.hosts.values() for name in host.rdma_adapters})
     defect = None
     if adapters and any(route.network == "Socket" for route in routes):
         command = Command(kind=CommandKind.SHOW_RDMA, hosts=hosts)
         defect = fault(Condition.UNUSED_ADAPTERS, command, names=adapters)
+    # NCCL uses the network between two hosts, so other routes show nodes of Ray on one host.
     elif any(route.kind != "NET" for route in routes):
         defect = fault(Condition.ONE_HOST, Command(kind=CommandKind.SHOW_RAY))
     test = environment_test(NETWORK_TEST, "transports")
-    yield judge_fact(test, cluster, len(ways), defect, ways)
+    yield judge_fact(test, cluster, len(transports), defect, transports)
     if interfaces := sorted({route.interface for route in routes if route.interface}):
         used = [FactValue(name=name) for name in interfaces]
+        # Such as lo or docker0, which lead to no other host.
         inner = list(filter(is_inner, interfaces))
         yield _interfaces(facts, "interfaces in use", used, inner)
-    by_adapter = [route for route in routes if route.network not in ("", "Socket")]
-    if by_adapter:
-        is_direct = all(route.gpu_direct for route in by_adapter)
-        off = fault(Condition.NO_GPU_DIRECT, Command(kind=CommandKind.LOAD_PEERMEM, hosts=hosts))
-        test = environment_test("GPUDirect RDMA")
-        yield judge_fact(test, cluster, float(is_direct), None if is_direct else off)
+    adapter_routes = [route for route in routes if route.network not in ("", "Socket")]
+    if adapter_routes:
+        is_direct = all(route.gpu_direct for route in adapter_routes)
+        command = Command(kind=CommandKind.LOAD_PEERMEM, hosts=hosts)
+        defect = None if is_direct else fault(Condition.NO_GPU_DIRECT, command)
+        yield judge_fact(environment_test("GPUDirect RDMA"), cluster, float(is_direct), defect)
 
 
 def _interfaces(
@@ -175,24 +183,27 @@ def _interfaces(
     """Return whether the network interfaces in use lead to other hosts.
 
     Args:
-        inner: names of interfaces that do not.
+        test: name of the test.
+        used: the interfaces in use, as the report shows them.
+        inner: names of interfaces in use that lead to no other host.
     """
     defect = fault(Condition.INNER_INTERFACE, _choose_interface(facts), names=inner)
     fact = environment_test(test, "interfaces")
     return judge_fact(fact, facts.cluster, len(used), defect if inner else None, used)
 
 
-def _ways(facts: EnvironmentFacts, routes: Sequence[_RankRoute]) -> list[FactValue]:
-    """Return the ways that routes take; with the ranks of each if there are several."""
-    ranks_by_way: dict[str, list[str]] = {}
-    for of_rank in routes:
-        owners = ranks_by_way.setdefault(of_rank.route.words, [])
-        name = facts.subjects[of_rank.rank].name
-        owners += [name] if name not in owners else []
-    is_one = len(ranks_by_way) == 1
+def _transports(facts: EnvironmentFacts, rank_routes: Sequence[_RankRoute]) -> list[FactValue]:
+    """Return the transports of routes in words; several transports with the devices of each."""
+    devices_by_transport: dict[str, list[str]] = {}
+    for rank_route in rank_routes:
+        devices = devices_by_transport.setdefault(rank_route.route.words, [])
+        name = facts.subjects[rank_route.rank].name
+        if name not in devices:
+            devices.append(name)
+    is_one = len(devices_by_transport) == 1
     return [
-        FactValue(name=way, subjects=() if is_one else tuple(owners))
-        for way, owners in sorted(ranks_by_way.items())
+        FactValue(name=transport, subjects=() if is_one else tuple(devices))
+        for transport, devices in sorted(devices_by_transport.items())
     ]
 
 
