@@ -206,20 +206,24 @@ def _with_conditions(reading: Reading, measured: Sequence[Measurement]) -> Readi
 
 
 def _value(test: HealthTest, measured: Sequence[Measurement]) -> float:
-    """Return the figure of a subject in the unit of the test, by its slowest rank's median step."""
+    """Return the value of a subject in the unit of the test, by its slowest rank's median step."""
     first = measured[0]
     step_ns = max(statistics.median(measurement.step_ns) for measurement in measured)
     if test.unit == "TFLOP/s":
         return (first.flops_per_step or 0.0) / step_ns / 1e3
     if test.unit == "GB/s":
+        # Bytes per ns.
         if test.reads == "ranks":
             return (first.memory_bytes or 0) / step_ns
+        # The rate of a collective is its bus bandwidth, as in nccl-tests.
         factor = first.busbw_factor or 0.0 if test.reads == "groups" else 1.0
         return (first.message_bytes or 0) * factor / step_ns
     if test.unit == "ms":
         return step_ns / 1e6
-    # A latency is half of a round trip.
-    return step_ns / 1e3 / (2 if test.reads == "pairs" else 1)
+    # The unit is µs.
+    step_us = step_ns / 1e3
+    # The step of a pair is a round trip, and the latency is half of the round trip.
+    return step_us / 2 if test.reads == "pairs" else step_us
 
 
 def wrong_bits(
@@ -270,18 +274,23 @@ def _step_parts(
     of_ranks = [measured.breakdown for measured in record.measurements]
     for subject, breakdown in zip(fleet.subjects, of_ranks, strict=True):
         if breakdown and any(breakdown.local_ms):
+            # Durations of steps without communication, in blocks.
             yield probe.test, subject, statistics.median(chain(*breakdown.local_ms))
     breakdowns = [breakdown for breakdown in of_ranks if breakdown]
+    # [ranks][steps]: from the last gradient of a rank to the end of the last collective.
     tails_ms = [breakdown.tail_ms for breakdown in breakdowns]
     if len(tails_ms) < len(fleet.devices) or not all(tails_ms):
         return
-    wait = replace(probe.test, name=WAIT_TEST, is_compared=False)
-    communication = replace(wait, name=COMM_TEST)
-    # The last rank does not wait, so the smallest tail of a step is its communication alone.
+    wait_test = replace(probe.test, name=WAIT_TEST, is_compared=False)
+    comm_test = replace(wait_test, name=COMM_TEST)
+    # The last rank does not wait, so the smallest tail of a step is communication alone, and the
+    # rest of a longer tail is a wait.
     waits_ms = median_above_smallest(tails_ms)
-    for subject, breakdown, waited_ms in zip(fleet.subjects, breakdowns, waits_ms, strict=True):
-        yield wait, subject, waited_ms
-        yield communication, subject, max(0.0, statistics.median(breakdown.comm_ms) - waited_ms)
+    for subject, breakdown, wait_ms in zip(fleet.subjects, breakdowns, waits_ms, strict=True):
+        yield wait_test, subject, wait_ms
+        # The time in collectives includes the wait.
+        in_collectives_ms = statistics.median(breakdown.comm_ms)
+        yield comm_test, subject, max(0.0, in_collectives_ms - wait_ms)
 
 
 def _participants(
@@ -507,51 +516,64 @@ def group_readings(readings: Iterable[Reading], by_uuid: Mapping[str, Device]) -
         by_uuid: as `devices_by_uuid` returns it.
     """
     by_group: dict[tuple[str, str, SubjectPlacement, Link], list[Reading]] = {}
-    paths: dict[tuple[Subject, Stage], tuple[SubjectPlacement, Link]] = {}
+    # A cache, because a subject has many readings in a stage.
+    connections: dict[tuple[Subject, Stage], tuple[SubjectPlacement, Link]] = {}
     for reading in readings:
         subject, test = reading.subject, reading.test
-        if (subject, test.stage) not in paths:
+        if (subject, test.stage) not in connections:
             # Ignore the number of NVLinks: a device with fewer links is the slow one of its group.
             link = replace(link_of(subject, test.stage, by_uuid), nvlinks=None)
-            paths[subject, test.stage] = placement_of(subject, by_uuid), link
-        key = (test.name, subject.model, *paths[subject, test.stage])
+            connections[subject, test.stage] = placement_of(subject, by_uuid), link
+        key = (test.name, subject.model, *connections[subject, test.stage])
         by_group.setdefault(key, []).append(reading)
     groups = []
     for (_, _, placement, _), members in by_group.items():
-        subjects = list({reading.subject.uuids: reading.subject for reading in members}.values())
-        columns = {subject.uuids: column for column, subject in enumerate(subjects)}
-        numbers = sorted({reading.pass_number for reading in members})
-        lines = {number: line for line, number in enumerate(numbers)}
-        values = np.full((len(numbers), len(subjects)), np.nan)
-        problems: dict[int, list[Problem]] = {}
-        failed: dict[int, set[int]] = {}
-        faulty: dict[int, set[int]] = {}
-        for reading in members:
-            column, value = columns[reading.subject.uuids], reading.value
-            # A rate of 0 means that the amount of work is unknown.
-            if value is not None and np.isfinite(value) and (value or reading.test.is_time):
-                values[lines[reading.pass_number], column] = value
-            if reading.problem and reading.problem not in problems.setdefault(column, []):
-                problems[column].append(reading.problem)
-            if reading.problem and reading.problem.effect == "failed":
-                failed.setdefault(column, set()).add(reading.pass_number)
-            if reading.problem and reading.problem.effect in ("failed", "fault"):
-                faulty.setdefault(column, set()).add(reading.pass_number)
-        # Leave out passes with few values: the median of few subjects is no reference.
-        counts = (~np.isnan(values)).sum(axis=1)
-        group = Group(
-            test=members[0].test,
-            placement=placement,
-            link=link_of(subjects[0], members[0].test.stage, by_uuid),
-            subjects=subjects,
-            values=values[2 * counts >= counts.max()] if counts.any() else values,
-            problems=problems,
-            failed_passes={column: len(passes) for column, passes in failed.items()},
-            faulty_passes={column: len(passes) for column, passes in faulty.items()},
-            pass_count=len(numbers),
-        )
-        groups.append(group)
+        link = link_of(members[0].subject, members[0].test.stage, by_uuid)
+        groups.append(_group(members, placement, link))
     return groups
+
+
+def _group(members: Sequence[Reading], placement: SubjectPlacement, link: Link) -> Group:
+    """Return a group of readings of one test, with a row for each pass."""
+    # The last subject with the same uuids counts.
+    subjects = list({reading.subject.uuids: reading.subject for reading in members}.values())
+    column_of = {subject.uuids: column for column, subject in enumerate(subjects)}
+    pass_numbers = sorted({reading.pass_number for reading in members})
+    row_of = {pass_number: row for row, pass_number in enumerate(pass_numbers)}
+    values = np.full((len(pass_numbers), len(subjects)), np.nan)
+    problems: dict[int, list[Problem]] = {}
+    # Column -> numbers of the passes in which the subject itself failed.
+    failed: dict[int, set[int]] = {}
+    # Column -> numbers of the passes in which the subject itself failed or was wrong.
+    faulty: dict[int, set[int]] = {}
+    for reading in members:
+        column, value = column_of[reading.subject.uuids], reading.value
+        # A rate of 0 means that the amount of work is unknown.
+        if value is not None and np.isfinite(value) and (value or reading.test.is_time):
+            values[row_of[reading.pass_number], column] = value
+        if reading.problem is None:
+            continue
+        if reading.problem not in problems.setdefault(column, []):
+            problems[column].append(reading.problem)
+        if reading.problem.effect == "failed":
+            failed.setdefault(column, set()).add(reading.pass_number)
+        if reading.problem.effect in ("failed", "fault"):
+            faulty.setdefault(column, set()).add(reading.pass_number)
+    value_counts = (~np.isnan(values)).sum(axis=1)
+    if value_counts.any():
+        # Leave out passes with few values: the median of few subjects is no reference.
+        values = values[2 * value_counts >= value_counts.max()]
+    return Group(
+        test=members[0].test,
+        placement=placement,
+        link=link,
+        subjects=subjects,
+        values=values,
+        problems=problems,
+        failed_passes={column: len(passes) for column, passes in failed.items()},
+        faulty_passes={column: len(passes) for column, passes in faulty.items()},
+        pass_count=len(pass_numbers),
+    )
 
 
 def placement_of(subject: Subject, by_uuid: Mapping[str, Device]) -> SubjectPlacement:
@@ -612,12 +634,13 @@ def facts_readings(
     for now in after:
         if now.device.kind != "cuda":
             continue
-        was = earlier.get(now.device.uuid, now)
+        at_start = earlier.get(now.device.uuid, now)
         # Without NVML, as in many containers, a GPU could not be read before either.
         lost = None
-        if now.unread and not was.unread:
+        if now.unread and not at_start.unread:
             lost = Problem(kind=ProblemKind.DEVICE_UNREAD, detail=now.unread)
-        problems = _fact_problems(was, now, expected_links[now.device.node_id, now.device.name])
+        links = expected_links[now.device.node_id, now.device.name]
+        problems = _fact_problems(at_start, now, links)
         for name, fact in _FACTS.items():
             value = fact.read(now)
             reading = Reading(
@@ -654,7 +677,9 @@ def _expected_links(states: Iterable[DeviceFacts]) -> dict[tuple[str, str], set[
 
 
 def _fact_problems(
-    before: DeviceFacts, now: DeviceFacts, expected_links: Set[int]
+    before: DeviceFacts,
+    now: DeviceFacts,
+    expected_links: Set[int],  # Numbers of the NVLinks that should be up.
 ) -> dict[str, Problem]:
     """Return the name of a fact of a GPU -> what is wrong with the fact."""
     problems: dict[str, Problem] = {}
@@ -663,6 +688,8 @@ def _fact_problems(
     if now.fabric_faults:
         problems["NVLink fabric"] = Problem(kind=ProblemKind.FABRIC, names=now.fabric_faults)
     if now.ecc_errors:
+        # Errors from before the check are a problem too. `limit` is the number of all errors since
+        # the driver was loaded, and `value` is the number of new errors.
         new_errors = _growth(before.ecc_errors, now.ecc_errors)
         problems[MEMORY_ERRORS] = Problem(
             kind=ProblemKind.MEMORY_ERRORS, value=new_errors, limit=now.ecc_errors
@@ -677,13 +704,14 @@ def _fact_problems(
         problems["retired pages"] = Problem(kind=ProblemKind.BAD_PAGES, value=pages)
     if now.is_remap_failed:
         problems["failed remaps"] = Problem(kind=ProblemKind.NO_SPARE_ROW)
-    passed_s = now.read_s - before.read_s
+    # A check of less than a minute may have the replays of a minute.
+    minutes = max(1.0, (now.read_s - before.read_s) / 60)
     replays = _growth(before.pcie_replays, now.pcie_replays)
-    if replays > _REPLAYS_PER_MIN * max(1.0, passed_s / 60):
+    if replays > _REPLAYS_PER_MIN * minutes:
         problems["PCIe replays"] = Problem(kind=ProblemKind.PCIE_REPLAYS, value=replays)
-    lanes, most_lanes = now.pcie_lanes, now.pcie_lanes_max
-    if lanes is not None and most_lanes is not None and lanes < most_lanes:
-        problems[PCIE_LANES] = Problem(kind=ProblemKind.FEW_LANES, value=lanes, limit=most_lanes)
+    lanes, max_lanes = now.pcie_lanes, now.pcie_lanes_max
+    if lanes is not None and max_lanes is not None and lanes < max_lanes:
+        problems[PCIE_LANES] = Problem(kind=ProblemKind.FEW_LANES, value=lanes, limit=max_lanes)
     inactive = {link.link for link in now.nvlinks or () if not link.is_active}
     if down := sorted(expected_links & inactive):
         problems["NVLinks up"] = Problem(kind=ProblemKind.LINKS_DOWN, numbers=tuple(down))
