@@ -14,7 +14,7 @@ of their devices are slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
@@ -143,6 +143,7 @@ def judge(
     groups = group_readings(readings, by_uuid)
     elsewhere = Elsewhere(past, references)
     comparisons = _compare([group for group in groups if group.test.is_compared])
+    # `comparisons` has the compared groups in the order of `groups`.
     remaining = iter(comparisons)
     judged: list[Judgement] = []
     for group in groups:
@@ -315,19 +316,21 @@ def _with_problem(judged: Judgement, plain: Judgement, group: Group, column: int
         if judged.verdict.is_suspect_or_bad:
             return replace(judged, evidence=(*judged.evidence, reason))
         return replace(plain, verdict=Verdict.SUSPECT, reason=reason)
-    culprits = sum(bool(_own_problems(of_subject)) for of_subject in group.problems.values())
+    count_at_fault = sum(bool(_own_problems(each)) for each in group.problems.values())
     action = None
     if "fault" in effects:
         verdict, action = Verdict.BAD, Action.REPLACE
     elif "disputed" in effects:
         verdict, action = Verdict.SUSPECT, Action.WATCH
-    elif own_problems and culprits < len(group.subjects):
+    # If all subjects fail, the devices have a common cause outside of them.
+    elif own_problems and count_at_fault < len(group.subjects):
         verdict = Verdict.BAD
     elif plain.value is not None and not own_problems:
         # Another subject made some passes fail; the other passes judge this subject.
         return replace(judged, evidence=(*judged.evidence, reason))
     else:
         verdict = Verdict.UNTESTED
+    # A fact with such an action is no fault that needs a repair.
     if group.test.action in (Action.WATCH, Action.SETTING):
         verdict = Verdict.SUSPECT
     return replace(plain, verdict=verdict, reason=reason, action=action)
@@ -415,12 +418,12 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
     They may slow all devices alike, which comparing devices does not show.
     """
     # One reading of each point, because all readings of a point name the same programs.
-    points = {}
+    reading_of = {}
     for reading in readings:
         if reading.point_id is not None:
-            points[reading.point_id, reading.pass_number] = reading
-    disturbed = [reading for reading in points.values() if reading.other_programs]
-    if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(points):
+            reading_of[reading.point_id, reading.pass_number] = reading
+    disturbed = [reading for reading in reading_of.values() if reading.other_programs]
+    if not disturbed or len(disturbed) < _LEAST_DISTURBED * len(reading_of):
         return
     kind = CommandKind.SHOW_ALL_CPU_LOAD
     if devices[0].kind == "cuda":
@@ -448,9 +451,9 @@ def _other_programs(readings: Iterable[Reading], devices: Sequence[Device]) -> I
             model="",
         ),
         passes=max(reading.pass_number for reading in disturbed),
-        value=100 * len(disturbed) / len(points),
+        value=100 * len(disturbed) / len(reading_of),
         verdict=Verdict.SUSPECT,
-        reason=Reason(kind=ReasonKind.OTHER_PROGRAMS, value=len(disturbed), limit=len(points)),
+        reason=Reason(kind=ReasonKind.OTHER_PROGRAMS, value=len(disturbed), limit=len(reading_of)),
         evidence=(evidence,),
         action=Action.WAIT,
         commands=diagnosis.commands if diagnosis else (show,),
@@ -465,52 +468,71 @@ def _hosts(devices: Sequence[Device]) -> tuple[str, ...]:
 def _explain_pairs(judged: Sequence[Judgement], by_uuid: Mapping[str, Device]) -> list[Judgement]:
     """Blame a culprit, or the path, for each slow pair; append a judgement of each culprit."""
     node_of = {uuid: device.node_id for uuid, device in by_uuid.items()}
-    itself = {uuid: uuid for uuid in by_uuid}
+    device_of = {uuid: uuid for uuid in by_uuid}
+    # Id of a node, or uuid -> name for people.
     names = {device.node_id: device.host for device in by_uuid.values()}
     names |= {device.uuids[0]: device.name for device in device_subjects(list(by_uuid.values()))}
-    unhealthy_alone = set()
-    by_test: dict[str, list[Judgement]] = {}
+    unhealthy_alone: set[str] = set()
+    pairs_by_test: dict[str, list[Judgement]] = {}
     for judgement in judged:
         subject = judgement.subject
         is_alone = judgement.stage == "alone" and len(subject.uuids) == 1
         if is_alone and judgement.verdict.is_unhealthy:
             unhealthy_alone.add(subject.uuids[0])
         if subject.kind == "pair":
-            by_test.setdefault(judgement.test.name, []).append(judgement)
+            pairs_by_test.setdefault(judgement.test.name, []).append(judgement)
+    # (name of a test, pair) -> judgement with a blame or a culprit.
     explained: dict[tuple[str, Subject], Judgement] = {}
     culprits: list[Judgement] = []
-    for test, pairs in by_test.items():
+    for test, pairs in pairs_by_test.items():
         healthy = [pair for pair in pairs if pair.verdict is Verdict.HEALTHY]
-        fast_with = _partners(_edge(pair, itself) for pair in healthy)
+        fast_with = _partners(_edge(pair, device_of) for pair in healthy)
         for pair in filter(_is_slow, pairs):
-            both = set(pair.subject.uuids)
-            blame: Blame = "path or end"
-            evidence = pair.evidence
-            if all(fast_with.get(uuid, set()) - both for uuid in both):
-                blame = "path"
-                evidence = (*evidence, Reason(kind=ReasonKind.FAST_WITH_OTHERS))
-            elif both & unhealthy_alone:
-                evidence = (*evidence, Reason(kind=ReasonKind.ONE_ILL_ALONE))
-            reason = pair.reason and replace(pair.reason, blame=blame)
-            explained[test, pair.subject] = replace(pair, reason=reason, evidence=evidence)
-        between = [pair for pair in pairs if len(_edge(pair, node_of)) == 2]
-        within = [pair for pair in pairs if len(_edge(pair, node_of)) == 1]
+            explained[test, pair.subject] = _with_blame(pair, fast_with, unhealthy_alone)
+        between_nodes = [pair for pair in pairs if len(_edge(pair, node_of)) == 2]
+        on_a_node = [pair for pair in pairs if len(_edge(pair, node_of)) == 1]
         # Nodes come first, so that a device is blamed only for pairs that no node explains.
+        searches = (
+            (between_nodes, node_of),
+            (between_nodes, device_of),
+            (on_a_node, device_of),
+        )
         with_culprit: set[Subject] = set()
-        for candidates, ends in ((between, node_of), (between, itself), (within, itself)):
+        for candidates, end_of in searches:
             unexplained = [pair for pair in candidates if pair.subject not in with_culprit]
-            for slow, culprit in _culprits(unexplained, ends, names):
+            for slow, culprit in _culprits(unexplained, end_of, names):
                 culprits.append(culprit)
                 for pair in slow:
                     with_culprit.add(pair.subject)
+                    # A culprit replaces the blame.
                     explained[test, pair.subject] = replace(pair, culprit=culprit.subject)
-    with_blame = [explained.get((pair.test.name, pair.subject), pair) for pair in judged]
-    return with_blame + culprits
+    results = []
+    for judgement in judged:
+        results.append(explained.get((judgement.test.name, judgement.subject), judgement))
+    return results + culprits
 
 
-def _edge(pair: Judgement, ends: Mapping[str, str]) -> _Edge:
-    """Return the ends of a pair: its two devices, or their nodes if `ends` maps uuids to nodes."""
-    return frozenset(ends.get(uuid, uuid) for uuid in pair.subject.uuids)
+def _with_blame(
+    pair: Judgement,
+    fast_with: Mapping[str, Set[str]],  # Uuid -> uuids of the partners with which it is fast.
+    unhealthy_alone: Set[str],  # Uuids of devices.
+) -> Judgement:
+    """Return a slow pair that blames its path, or else its path or one of its devices."""
+    uuids = set(pair.subject.uuids)
+    blame: Blame = "path or end"
+    evidence = pair.evidence
+    if all(fast_with.get(uuid, set()) - uuids for uuid in uuids):
+        blame = "path"
+        evidence = (*evidence, Reason(kind=ReasonKind.FAST_WITH_OTHERS))
+    elif uuids & unhealthy_alone:
+        evidence = (*evidence, Reason(kind=ReasonKind.ONE_ILL_ALONE))
+    reason = replace(pair.reason, blame=blame) if pair.reason else None
+    return replace(pair, reason=reason, evidence=evidence)
+
+
+def _edge(pair: Judgement, end_of: Mapping[str, str]) -> _Edge:
+    """Return the ends of a pair: its devices, or their nodes if `end_of` maps uuids to nodes."""
+    return frozenset(end_of.get(uuid, uuid) for uuid in pair.subject.uuids)
 
 
 def _is_slow(judgement: Judgement) -> bool:
@@ -519,20 +541,20 @@ def _is_slow(judgement: Judgement) -> bool:
 
 
 def _culprits(
-    pairs: Sequence[Judgement], ends: Mapping[str, str], names: Mapping[str, str]
+    pairs: Sequence[Judgement], end_of: Mapping[str, str], names: Mapping[str, str]
 ) -> Iterator[tuple[Sequence[Judgement], Judgement]]:
     """Yield (slow pairs, judgement of the node, path or device that slows them), the worst first.
 
     Args:
         pairs: of one test.
-        ends: uuid of a device -> id of its node, or the uuid itself.
+        end_of: uuid of a device -> id of its node, or the uuid itself.
         names: node id or uuid -> name for people.
     """
-    is_device = all(uuid == end for uuid, end in ends.items())
+    is_device = all(uuid == end for uuid, end in end_of.items())
     by_edge: dict[_Edge, list[Judgement]] = {}
     for pair in pairs:
         if pair.value is not None:
-            by_edge.setdefault(_edge(pair, ends), []).append(pair)
+            by_edge.setdefault(_edge(pair, end_of), []).append(pair)
     # Two devices are slow if one direction is slow; two nodes are slow if most of their pairs are.
     slow_edges: dict[_Edge, list[Judgement]] = {}
     for edge, of_edge in by_edge.items():
@@ -542,8 +564,8 @@ def _culprits(
     kind: SubjectKind = "device" if is_device else "node"
     slow_ends = _slow_ends(slow_edges, by_edge.keys() - slow_edges)
     for end, partners in slow_ends.items():
-        slow = [pair for pair in pairs if end in _edge(pair, ends) and _is_slow(pair)]
-        uuids = tuple(uuid for uuid, owner in ends.items() if owner == end)
+        slow = [pair for pair in pairs if end in _edge(pair, end_of) and _is_slow(pair)]
+        uuids = tuple(uuid for uuid, owner in end_of.items() if owner == end)
         subject = replace(slow[0].subject, kind=kind, uuids=uuids, name=names.get(end, end))
         reason = Reason(kind=ReasonKind.SLOW_WITH_PARTNERS, value=len(partners), subject=kind)
         partner_names = tuple(sorted(names.get(partner, partner) for partner in partners))
@@ -583,8 +605,8 @@ def _slow_ends(slow: Iterable[_Edge], fast: Iterable[_Edge]) -> dict[str, set[st
     while True:
         good_partners = {}
         for end, partners in slow_with.items():
-            is_good = {partner for partner in partners if fast_with.get(partner, set()) - {end}}
-            good_partners[end] = is_good
+            good = {partner for partner in partners if fast_with.get(partner, set()) - {end}}
+            good_partners[end] = good
         worst = max(good_partners, key=lambda end: (len(good_partners[end]), end), default="")
         partners = good_partners.get(worst, set())
         if len(partners) < max(_LEAST_PARTNERS, len(fast_with.get(worst, ())) + 1):
@@ -612,21 +634,25 @@ def _explain_waiting(judged: Sequence[Judgement], groups: Sequence[Group]) -> li
     A rank is late if the other ranks of its model wait for it in each pass.
     """
     by_subject = {wait.subject: wait for wait in judged if wait.test.name == WAIT_TEST}
+    # Subject -> its new judgement of waits.
     changed: dict[Subject, Judgement] = {}
-    steps_of = {tuple(group.subjects): group for group in groups if group.test.name == COMPUTE_TEST}
+    compute_groups = {}
+    for group in groups:
+        if group.test.name == COMPUTE_TEST:
+            compute_groups[tuple(group.subjects)] = group
     for waits in groups:
         if waits.test.name != WAIT_TEST:
             continue
-        steps, count = steps_of.get(tuple(waits.subjects)), len(waits.subjects)
+        compute, count = compute_groups.get(tuple(waits.subjects)), len(waits.subjects)
         # The shapes differ if a pass has no wait times.
-        if steps is None or count < 2 or waits.values.shape != steps.values.shape:
+        if compute is None or count < 2 or waits.values.shape != compute.values.shape:
             continue
         others = [np.delete(waits.values, rank, axis=1) for rank in range(count)]
         median_waits_ms = np.stack([np.median(waits_ms, axis=1) for waits_ms in others], axis=1)
-        # How long the other ranks wait for each rank, [passes, ranks].
+        # How long the other ranks wait for each rank, [passes, ranks]: a late rank hardly waits.
         waited_ms = median_waits_ms - waits.values
         # [passes]
-        step_ms = np.median(waits.values + steps.values, axis=1)
+        step_ms = np.median(waits.values + compute.values, axis=1)
         least = max(_WAIT_SHARE, _WAIT_FLOORS * waits.test.floor)
         late = np.flatnonzero((waited_ms / step_ms[:, None] > least).all(axis=0)).tolist()
         typical_ms = np.median(waited_ms, axis=0)
