@@ -29,7 +29,14 @@ from raybench.health.suite import ENVIRONMENT, device_kinds, device_places, test
 from raybench.health.verdicts import EXPECTED_TEST, OTHER_PROGRAMS_TEST
 from raybench.records.detection import DetectionLimit
 from raybench.records.device import Device, DeviceKind
-from raybench.records.devices import DevicePlace, Finding, Subject, Verdict, is_time
+from raybench.records.devices import (
+    DevicePlace,
+    Finding,
+    Subject,
+    SubjectKind,
+    Verdict,
+    is_time,
+)
 from raybench.records.status import RunStatus
 from raybench.report import formatting
 from raybench.report.charts.grammar import (
@@ -152,8 +159,8 @@ class HealthReport(Document):
         return [finding for finding in self.findings if finding.stage == ENVIRONMENT]
 
     @cached_property
-    def _tested(self) -> Sequence[Finding]:
-        """The findings of the stages that the check is for."""
+    def _test_findings(self) -> Sequence[Finding]:
+        """The findings without the stage "environment"; all if only environment was checked."""
         if self.is_of_environment:
             return self.findings
         return [finding for finding in self.findings if finding.stage != ENVIRONMENT]
@@ -167,14 +174,16 @@ class HealthReport(Document):
     @property
     def exit_code(self) -> int:
         """0 healthy, 1 something is bad or suspect, 3 not all was tested or nothing is known."""
-        verdicts: set[Verdict] = set()
+        # Cases have the verdicts bad, suspect and untested, without findings that blame a culprit.
+        unhealthy: set[Verdict] = set()
         for case in self.cases:
-            verdicts.update(finding.verdict for finding in case.findings)
-        if verdicts & {Verdict.BAD, Verdict.SUSPECT}:
+            unhealthy.update(finding.verdict for finding in case.findings)
+        if unhealthy & {Verdict.BAD, Verdict.SUSPECT}:
             return 1
-        is_known = any(finding.verdict is not Verdict.UNKNOWN for finding in self._tested)
-        is_whole = self.run.status is not RunStatus.INTERRUPTED
-        return 0 if is_known and is_whole and Verdict.UNTESTED not in verdicts else 3
+        has_ended = self.run.status is not RunStatus.INTERRUPTED
+        is_all_tested = has_ended and Verdict.UNTESTED not in unhealthy
+        is_known = any(finding.verdict is not Verdict.UNKNOWN for finding in self._test_findings)
+        return 0 if is_all_tested and is_known else 3
 
     @property
     def _verdict(self) -> Verdict:
@@ -200,38 +209,48 @@ class HealthReport(Document):
         """Lamp and verdict in a sentence: `Red: 1 of 4 GPUs is bad: node7 GPU 3`."""
         noun, count = "GPU" if self._has_gpus else "CPU worker", len(self.devices)
         status = self.run.status
-        healthy_findings = (one for one in self._tested if one.verdict is Verdict.HEALTHY)
-        kinds = {finding.subject.kind for finding in healthy_findings}
+        healthy_kinds: set[SubjectKind] = set()
+        for finding in self._test_findings:
+            if finding.verdict is Verdict.HEALTHY:
+                healthy_kinds.add(finding.subject.kind)
         if parts := list(self._unhealthy_words(noun)):
             if all(case.subject.kind in ("pair", "cluster") for case in self.cases):
                 parts.append(f"no {noun} is bad by itself")
             text = "; ".join(parts)
         elif status is RunStatus.INTERRUPTED or (not self.findings and status is not RunStatus.OK):
-            result = "nothing was wrong in the tests that ended" if kinds else "nothing can be said"
+            result = "nothing can be said"
+            if healthy_kinds:
+                result = "nothing was wrong in the tests that ended"
             text = f"The check did not come to its end: {result}."
-        elif self.exit_code and any(finding.value is not None for finding in self._tested):
+        elif self.exit_code and any(finding.value is not None for finding in self._test_findings):
             text = "It ran, but there is nothing to compare it with."
         elif self.exit_code:
             text = "Nothing could be tested."
         elif self.is_of_environment:
-            kind: DeviceKind = "cuda" if self._has_gpus else "cpu"
-            notes = len({finding.test for finding in noted(self.environment)})
-            devices = words.devices_name(count, kind)
-            text = sentence(environment_words.headline(devices, notes))
+            device_kind: DeviceKind = "cuda" if self._has_gpus else "cpu"
+            note_count = len({finding.test for finding in noted(self.environment)})
+            devices = words.devices_name(count, device_kind)
+            text = sentence(environment_words.headline(devices, note_count))
         else:
-            devices, healthy = f"{'both' if count == 2 else f'all {count}'} {noun}s", "are healthy"
-            if count == 1:
-                devices, healthy = f"the {noun}", "is healthy"
-            text = f"{devices} {healthy} together"
-            if "device" in kinds:
-                paths = " and the paths between them" if "pair" in kinds else ""
-                text = f"{devices}{paths} {'are healthy' if paths else healthy}"
-            elif "pair" in kinds:
-                text = f"the paths between {devices} are healthy"
-            text = sentence(text)
+            text = sentence(self._healthy_words(noun, healthy_kinds))
         return f"{self.lamp.capitalize()}: {text}"
 
-    def _unhealthy_words(self, device: str) -> Iterator[str]:
+    def _healthy_words(self, noun: str, healthy_kinds: Collection[SubjectKind]) -> str:
+        """Return `all 4 GPUs are healthy`, or that their paths are, or that they are together."""
+        count = len(self.devices)
+        devices, are = f"{'both' if count == 2 else f'all {count}'} {noun}s", "are"
+        if count == 1:
+            devices, are = f"the {noun}", "is"
+        if "device" in healthy_kinds and "pair" in healthy_kinds:
+            return f"{devices} and the paths between them are healthy"
+        if "device" in healthy_kinds:
+            return f"{devices} {are} healthy"
+        if "pair" in healthy_kinds:
+            return f"the paths between {devices} are healthy"
+        # Only tests of whole nodes or of the cluster ran.
+        return f"{devices} {are} healthy together"
+
+    def _unhealthy_words(self, device_noun: str) -> Iterator[str]:
         """Yield `1 of 4 GPUs is bad: a GPU 3` for each verdict and kind of subject."""
         for verdict in _MARKS:
             # A subject that was not tested in one stage may be suspect in another stage.
@@ -239,18 +258,21 @@ class HealthReport(Document):
             for case in self.cases:
                 if case.verdict in (verdict, Verdict.UNTESTED):
                     worst += [one for one in case.findings if one.verdict is verdict][:1]
-            for kind, noun in (("device", device), ("node", "node"), ("pair", "path")):
+            for kind, noun in (("device", device_noun), ("node", "node"), ("pair", "path")):
                 of_kind = [finding for finding in worst if finding.subject.kind == kind]
                 names = [finding.subject.name for finding in of_kind]
                 if not names:
                     continue
-                of = f" of {len(self.devices)}" if kind == "device" else ""
-                plural = "s" * (len(self.devices if of else names) > 1)
+                # The number of all nodes or paths is not named.
+                total = len(self.devices) if kind == "device" else len(names)
+                of_total = f" of {total}" if kind == "device" else ""
+                plural = "s" if total > 1 else ""
                 is_slow = kind == "pair" and all(finding.ratio for finding in of_kind)
                 word = "slow" if is_slow else verdict.value
-                verb = f"{'is' if len(names) == 1 else 'are'} {word}"
-                verb = "could not be tested" if verdict is Verdict.UNTESTED else verb
-                yield f"{len(names)}{of} {noun}{plural} {verb}: {some(names)}"
+                predicate = f"{'is' if len(names) == 1 else 'are'} {word}"
+                if verdict is Verdict.UNTESTED:
+                    predicate = "could not be tested"
+                yield f"{len(names)}{of_total} {noun}{plural} {predicate}: {some(names)}"
             for finding in worst:
                 if finding.subject.kind == "cluster":
                     is_fact = finding.stage == ENVIRONMENT
@@ -287,12 +309,12 @@ class HealthReport(Document):
         return advice
 
     def blocks(self) -> Iterator[Block]:
-        """Yield verdict, machine and run, then the results."""
+        """Yield verdict, machine, run, and which slowdowns such a check finds; then the results."""
         yield Line(text=self.headline, tone=_TONES[self.exit_code])
         yield Line(text=self.machine)
         yield Line(text=f"{course(self.run)}; run {self.run.run_id}")
-        if limit := self.detection:
-            yield Line(text=words.detection(limit))
+        if found_slowdowns := self.detection:
+            yield Line(text=words.detection(found_slowdowns))
         yield from self._body()
 
     @property
@@ -360,9 +382,10 @@ class HealthReport(Document):
     def _tests(self) -> Iterator[Block]:
         """Yield the names of the healthy facts, then the tables of each stage that has values."""
         facts = [one for one in self.findings if one.stage == "facts" and one.passes]
-        wrong = {fact.test for fact in facts if fact.verdict.is_unhealthy}
+        # A fact may be healthy on one device and unhealthy on another device.
+        unhealthy = {fact.test for fact in facts if fact.verdict.is_unhealthy}
         healthy = {fact.test for fact in facts if fact.verdict is Verdict.HEALTHY}
-        if names := healthy - wrong - {FREE_MEMORY}:
+        if names := healthy - unhealthy - {FREE_MEMORY}:
             text = f"No problems found in: {', '.join(sorted(names))}."
             yield Line(text=text, is_apart=True)
         if self.is_of_environment:
@@ -377,8 +400,9 @@ class HealthReport(Document):
             of_stage = []
             for finding in self.findings:
                 subject = finding.subject
-                if finding.stage == stage and subject.kind in kinds and subject.uuids:
-                    of_stage += [finding] if finding.passes else []
+                is_row = subject.kind in kinds and subject.uuids and finding.passes
+                if finding.stage == stage and is_row:
+                    of_stage.append(finding)
             if stage == "pairs" and has_matrices:
                 yield from map(_matrix, maps)
             elif of_stage:
@@ -460,7 +484,7 @@ def _stage_table(
     for finding in findings:
         by_test.setdefault((finding.test, finding.unit), {})[finding.subject.name] = finding
     subjects = {finding.subject.name: finding.subject for finding in findings}
-    heads = [ShownColumn(title=name, is_text=True) for name in ("test", "unit")]
+    first_columns = [ShownColumn(title=name, is_text=True) for name in ("test", "unit")]
     rows, range_rows = [], []
     for test, by_subject in by_test.items():
         cells = (_marked(by_subject[name]) if name in by_subject else "" for name in subjects)
@@ -471,11 +495,13 @@ def _stage_table(
                 values.append(finding.value)
             if finding.verdict in _MARKS:
                 outliers.append(f"{name} {_marked(finding)}")
-        ends = [number(of(values), 3) for of in (min, median, max)] if values else ["", "", ""]
-        range_rows.append((*test, *ends, some(outliers, _MOST_OUTLIERS)))
+        statistics = ["", "", ""]
+        if values:
+            statistics = [number(statistic(values), 3) for statistic in (min, median, max)]
+        range_rows.append((*test, *statistics, some(outliers, _MOST_OUTLIERS)))
     ranges = Table(
         columns=(
-            *heads,
+            *first_columns,
             *(ShownColumn(title=name) for name in ("least", "median", "most")),
             ShownColumn(title="stands out", is_text=True, min_chars=SETTING_CHARS),
         ),
@@ -486,7 +512,7 @@ def _stage_table(
         return ranges
     return Table(
         columns=(
-            *heads,
+            *first_columns,
             *(ShownColumn(title=name) for name in _short_names(subjects.values(), places)),
         ),
         rows=tuple(rows),
