@@ -395,8 +395,8 @@ class _Check:
             self._note_answer(slot, received.get(slot.child))
         readings: list[Reading] = []
         # `read_record` compares the bits of all devices; `judge` compares other values later.
-        together = [measured] if test.test.reads == "bits" else [[slot] for slot in measured]
-        for group in together:
+        groups = [measured] if test.test.reads == "bits" else [[slot] for slot in measured]
+        for group in groups:
             measurements = [received[slot.child] for slot in group]
             if group:
                 readings += _read(test, group, pass_number, measurements)
@@ -603,12 +603,12 @@ def _fleet(slots: Sequence[_Slot]) -> Any:
     from raybench.health.suite import Fleet, device_subjects
 
     devices = [slot.device for slot in slots if slot.device is not None]
-    known = []
+    subjects = []
     for slot, device, subject in zip(slots, devices, device_subjects(devices), strict=True):
-        # `device_subjects` counts the CPU workers that it gets.
+        # `device_subjects` numbers the CPU workers of these slots from 0.
         uuids = subject.uuids if device.kind == "cuda" else (f"{device.host}/{slot.index}",)
-        known.append(replace(subject, name=slot.name, uuids=uuids))
-    return Fleet(devices=tuple(devices), known=tuple(known))
+        subjects.append(replace(subject, name=slot.name, uuids=uuids))
+    return Fleet(devices=tuple(devices), known=tuple(subjects))
 
 
 def _read(
@@ -667,6 +667,7 @@ def _device_use(seen: Sequence[GpuUse], own_id: int) -> DeviceUse:
     programs: dict[OtherProgram, None] = {}
     for use in reliable:
         programs |= dict.fromkeys(use.programs)
+    # The last look still shows the tests of this check.
     shares = [use.utilization_pct for use in seen[:2] if use.utilization_pct is not None]
     # The smaller share counts: a job that has just ended is no neighbour.
     return DeviceUse(programs=tuple(programs), utilization_pct=min(shares, default=None))

@@ -95,9 +95,10 @@ class Child:
                 start_new_session=True,
             )
         self._inbox = Inbox(self._channel)
-        self._waiting: list[Any] = []
-        # When the last message or request passed, by `time.monotonic`.
-        self._last_s = time.monotonic()
+        # Messages that have arrived, and that `take_message` has not returned yet.
+        self._arrived: list[Any] = []
+        # When a message was last sent or taken, by `time.monotonic`.
+        self._last_message_s = time.monotonic()
 
     @property
     def process_id(self) -> int:
@@ -110,22 +111,22 @@ class Child:
 
     def send(self, message: object) -> None:
         """Send a message; a child that has ended gets nothing."""
-        self._last_s = time.monotonic()
+        self._last_message_s = time.monotonic()
         with suppress(OSError):
             send(self._channel, message)
 
     def take_message(self) -> Any | None:
         """Return the next message that has arrived; None if there is none."""
-        self._waiting += self._inbox.read()
-        if not self._waiting:
+        self._arrived += self._inbox.read()
+        if not self._arrived:
             return None
-        self._last_s = time.monotonic()
-        return self._waiting.pop(0)
+        self._last_message_s = time.monotonic()
+        return self._arrived.pop(0)
 
     @property
     def has_hung_up(self) -> bool:
         """Whether no further message can come."""
-        return self._inbox.has_ended and not self._waiting
+        return self._inbox.has_ended and not self._arrived
 
     def death(self) -> Death:
         """Return how the process ended; call it after `has_hung_up`."""
@@ -142,7 +143,7 @@ class Child:
 
     def silence(self) -> Silence:
         """Return what the kernel says of the process, and kill it."""
-        waited_s = time.monotonic() - self._last_s
+        waited_s = time.monotonic() - self._last_message_s
         silence = Silence(facts=read_facts(self.process_id), waited_s=waited_s)
         self.kill()
         return silence

@@ -33,7 +33,7 @@ _ADDRESS = "127.0.0.1"
 def main(kind: str, index: int, descriptor: int) -> None:
     """Take the device, then answer requests until the check ends."""
     channel = socket.socket(fileno=descriptor)
-    _end_with(channel)
+    _exit_when_closed(channel)
     try:
         worker, serve_store = _start(channel, kind, index)
     except Exception as error:
@@ -46,6 +46,7 @@ def main(kind: str, index: int, descriptor: int) -> None:
         try:
             request = receive(channel)
         except EOFError:
+            # The check has ended, and the thread of `_exit_when_closed` has not seen it yet.
             os._exit(0)
         match request:
             case ServeStore():
@@ -56,7 +57,7 @@ def main(kind: str, index: int, descriptor: int) -> None:
 
 
 def _start(channel: socket.socket, kind: str, index: int) -> Any:
-    """Return the worker of the device, and the function that serves a store."""
+    """Take the device; return its worker, and the function that serves a rendezvous store."""
     # Garbage collections would take a sixth of the time of the imports.
     gc.disable()
     from raybench.hangs.responder import choose_ras_address
@@ -78,8 +79,8 @@ def _start(channel: socket.socket, kind: str, index: int) -> Any:
     return worker, serve_store
 
 
-def _end_with(channel: socket.socket) -> None:
-    """End this process as soon as the check has ended, also in the middle of a task."""
+def _exit_when_closed(channel: socket.socket) -> None:
+    """End this process when the check closes the socket, also in the middle of a task."""
 
     def watch() -> None:
         # The check never closes half of the socket, so a hang-up means its end.
