@@ -69,14 +69,15 @@ class Circumstances:
     @cached_property
     def _programs(self) -> dict[tuple[str, str], list[OtherProgram]]:
         """(host, uuid of a GPU or "" for cores) -> programs, most frequent first."""
+        # (identity of a program, uuid of a GPU) -> its state when it was busiest.
         busiest: dict[object, OtherProgram] = {}
         counts = Counter[object]()
         # All readings of a point have the same programs.
-        points = {}
+        programs_of_points = {}
         for reading in self.readings:
             if reading.programs:
-                points[reading.point_id, reading.pass_number] = reading.programs
-        for programs in points.values():
+                programs_of_points[reading.point_id, reading.pass_number] = reading.programs
+        for programs in programs_of_points.values():
             for program in programs:
                 key = program.key, program.device_uuid
                 counts[key] += 1
@@ -84,8 +85,8 @@ class Circumstances:
                 if earlier is None or (program.busy_cores or 0) > (earlier.busy_cores or 0):
                     busiest[key] = program
         by_place: dict[tuple[str, str], list[OtherProgram]] = {}
-        for identity, _ in counts.most_common():
-            program = busiest[identity]
+        for key, _ in counts.most_common():
+            program = busiest[key]
             by_place.setdefault((program.host, program.device_uuid), []).append(program)
         return by_place
 

@@ -201,7 +201,7 @@ class Examiner(PointSource):
     _environment_facts: EnvironmentFacts | None = None
     # Name of a test -> judgements of its point in the stage "environment". A dict, because a
     # repeated attempt replaces the earlier judgements.
-    _of_points: dict[str, tuple[Judgement, ...]] = field(default_factory=dict)
+    _environment_judgements: dict[str, tuple[Judgement, ...]] = field(default_factory=dict)
     _cluster: Cluster | None = None
     # Indices into `_cluster.devices`, by rank.
     _places: tuple[int, ...] = ()
@@ -251,7 +251,7 @@ class Examiner(PointSource):
         judged: list[Judgement] = []
         if self._environment_facts is not None:
             judged += judge_environment(self._environment_facts)
-        for judgements in self._of_points.values():
+        for judgements in self._environment_judgements.values():
             judged += judgements
         return tuple(judged)
 
@@ -270,16 +270,17 @@ class Examiner(PointSource):
         self._places = tuple(place for place in places if place not in self._cluster.lost)
         self._fleet = Fleet(
             devices=tuple(self._cluster.devices[place] for place in self._places),
-            known=tuple(subjects[place] for place in self._places if subjects),
+            # The first call has no earlier subjects.
+            known=tuple(subjects[place] for place in self._places) if subjects else (),
         )
-        free = {
+        free_bytes = {
             facts.device.uuid: facts.memory_free_bytes
             for facts in self._facts_before
             if facts.memory_free_bytes is not None
         }
         if self._places:
             planned = self.settings.probes_of_pass(self._fleet)
-            fitting, left_out = split_by_memory(planned, self._fleet, free)
+            fitting, left_out = split_by_memory(planned, self._fleet, free_bytes)
             self.readings += left_out
             self._probes = {probe.point.point_id: probe for probe in fitting}
 
@@ -297,12 +298,13 @@ class Examiner(PointSource):
     def note(self, record: Record) -> None:
         """Keep the readings, or the judgements, of an attempt."""
         probe = self._probes[record.point.point_id]
+        test, facts = probe.test.name, self._environment_facts
         if not _runs_once(probe):
             self.readings += read_record(record, probe, self._fleet)
-        elif self._environment_facts is not None:
-            is_first = probe.test.name == CONNECT_TEST
-            judge_record = judge_first_collective if is_first else judge_transports
-            self._of_points[probe.test.name] = tuple(judge_record(self._environment_facts, record))
+        # The stage "environment" runs once and has no readings: its records are judged at once.
+        elif facts is not None:
+            judge_record = judge_first_collective if test == CONNECT_TEST else judge_transports
+            self._environment_judgements[test] = tuple(judge_record(facts, record))
 
     def further_round(self, number: int) -> Sequence[Point]:
         """Return the points of one more round; without points the check is over.
@@ -336,4 +338,5 @@ class Examiner(PointSource):
 
 
 def _runs_once(probe: Probe) -> bool:
+    """Return whether a probe runs only in the first round: it is of the stage "environment"."""
     return probe.test.stage == ENVIRONMENT

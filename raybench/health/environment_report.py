@@ -29,9 +29,12 @@ def environment_listing(findings: Sequence[Finding]) -> Listing:
     verdicts: dict[str, set[Verdict]] = {}
     for finding in findings:
         verdicts.setdefault(finding.test, set()).add(finding.verdict)
-    unknown = sum(of_test == {Verdict.UNKNOWN} for of_test in verdicts.values())
-    not_wrong = {Verdict.HEALTHY, Verdict.UNKNOWN}
-    fine = sum(of_test <= not_wrong for of_test in verdicts.values()) - unknown
+    unknown_count = fine_count = 0
+    for of_test in verdicts.values():
+        if of_test == {Verdict.UNKNOWN}:
+            unknown_count += 1
+        elif of_test <= {Verdict.HEALTHY, Verdict.UNKNOWN}:
+            fine_count += 1
     transports = dict.fromkeys(
         finding.evidence
         for finding in findings
@@ -50,7 +53,8 @@ def environment_listing(findings: Sequence[Finding]) -> Listing:
             lines.append(("type", commands[0]))
     if len(notes) > _MOST_NOTES:
         lines.append(("also", words.more_notes(len(notes) - _MOST_NOTES)))
-    return Listing(title=words.summary(fine, unknown, list(transports)), lines=lines)
+    title = words.summary(fine_count, unknown_count, list(transports))
+    return Listing(title=title, lines=lines)
 
 
 def environment_table(findings: Sequence[Finding]) -> Table:

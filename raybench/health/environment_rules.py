@@ -325,11 +325,14 @@ def apply_rule(rule: Rule, facts: EnvironmentFacts) -> Iterator[Judgement]:
     for place in places:
         value = rule.value(place)
         least = largest[place.device.name] if rule.is_like_others else _bound(rule.least, place)
-        most, violation, limit = _bound(rule.most, place), None, None
+        most = _bound(rule.most, place)
+        # The limit that the figure violates.
+        limit = None
         if value is not None and least is not None and value < least - rule.tolerance:
             limit = least
         elif value is not None and most is not None and value > most:
             limit = most
+        violation = None
         if limit is not None:
             device = place.device
             violation = fault(

@@ -101,6 +101,7 @@ def _device_verdicts(report: NodeReport) -> Iterator[_Sample]:
         # A note is no verdict on a device.
         verdicts = {finding.verdict for finding in findings} - {Verdict.NOTE}
         worst = min(verdicts or {Verdict.UNKNOWN}, key=_ORDER.index)
+        # Tests without anything to compare with do not hide that other tests are healthy.
         if worst is Verdict.UNKNOWN and Verdict.HEALTHY in verdicts:
             worst = Verdict.HEALTHY
         uuids = (finding.subject.uuids[0] for finding in findings if finding.subject.uuids)

@@ -146,8 +146,9 @@ def grades(
         for standing in standings(_measured(finding, gpus), references, run_id):
             if finding.subject.kind == "device":
                 by_device.setdefault(finding.subject.name, []).append(standing)
-            host, *others = {gpus[uuid].host for uuid in finding.subject.uuids}
-            if not others:
+            hosts = {gpus[uuid].host for uuid in finding.subject.uuids}
+            if len(hosts) == 1:
+                [host] = hosts
                 by_node.setdefault(f"node {host}", []).append(standing)
     counts = Counter(f"node {device.host}" for device in gpus.values())
     return by_device | {node: graded for node, graded in by_node.items() if counts[node] > 1}
