@@ -85,8 +85,8 @@ class Circumstances:
                 if earlier is None or (program.busy_cores or 0) > (earlier.busy_cores or 0):
                     busiest[key] = program
         by_place: dict[tuple[str, str], list[OtherProgram]] = {}
-        for key, _ in counts.most_common():
-            program = busiest[key]
+        for identity, _ in counts.most_common():
+            program = busiest[identity]
             by_place.setdefault((program.host, program.device_uuid), []).append(program)
         return by_place
 

@@ -322,7 +322,7 @@ def _with_problem(judged: Judgement, plain: Judgement, group: Group, column: int
         verdict, action = Verdict.BAD, Action.REPLACE
     elif "disputed" in effects:
         verdict, action = Verdict.SUSPECT, Action.WATCH
-    # If all subjects fail, the devices have a common cause outside of them.
+    # If all subjects fail, the cause may lie outside of the devices.
     elif own_problems and count_at_fault < len(group.subjects):
         verdict = Verdict.BAD
     elif plain.value is not None and not own_problems:
