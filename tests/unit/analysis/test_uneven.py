@@ -205,7 +205,7 @@ def test_only_the_fast_rank_waits():
 @pytest.mark.parametrize("device", [[9.5, 19.0], [11.0, 19.0], None])
 def test_parts_of_each_rank_add_up_to_step(device):
     for one in ranks_of_step(row(device_ms_by_rank=device)):
-        assert one.own_ms + one.waits_ms + one.unexplained_ms == pytest.approx(25)
+        assert one.local_step_ms + one.waits_ms + one.unexplained_ms == pytest.approx(25)
 
 
 def test_ranks_without_share_are_omitted_without_renumbering():
