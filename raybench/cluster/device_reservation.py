@@ -49,7 +49,7 @@ _FOLDER_POLL_S = 0.05
 _SINCE_FORMAT = "%Y-%m-%d %H:%M:%S UTC"
 _FOLDER_LIMIT_S = 5.0
 # Name of a lock file: the device, and a random suffix.
-_LOCK_FILE = re.compile(r"(cpu|GPU-[0-9A-Za-z-]+)\..+")
+_LOCK_FILE = re.compile(r"(?P<device>cpu|GPU-[0-9A-Za-z-]+)\..+")
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Smaller loads, as a share of the workers' processors, are ignored: an idle system has some load.
 _MIN_LOAD_SHARE = 0.05
@@ -196,7 +196,8 @@ class DeviceLocks:
     ) -> dict[str, tuple[Holder, ...]]:
         """Return lock name -> other sweeps, for all devices of this host except `devices`."""
         matches = (_LOCK_FILE.fullmatch(path.name) for path in self._folder.glob("*"))
-        other_devices = {match[1] for match in matches if match} - set(devices)
+        locked_devices = {match["device"] for match in matches if match}
+        other_devices = locked_devices - set(devices)
         return dict(self.other_users(sorted(other_devices), sweep).others)
 
     def close(self) -> None:
@@ -216,8 +217,9 @@ class DeviceLocks:
         """
         others: dict[str, tuple[Holder, ...]] = {}
         for device in devices:
-            holders: dict[Holder, None] = {}
+            holders: dict[Holder, None] = {}  # an ordered set
             for path in sorted(self._folder.glob(f"{_file_name(device)}.*")):
+                # None: the sweep that has made the file has ended.
                 holder = _read_holder(path)
                 if holder is not None and holder.sweep != sweep:
                     holders[holder] = None
@@ -247,9 +249,9 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _try_lock(file: int, kind: int) -> bool:
+def _try_lock(file: int, lock_mode: int) -> bool:
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, lock_mode | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -267,13 +269,14 @@ def _read_holder(path: Path) -> Holder | None:
         return None
     try:
         status = os.fstat(file)
-        is_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        # A hard link may lead to a file of another user.
+        is_own_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
         # If we get the lock, no sweep holds it.
-        if not is_file or _try_lock(file, fcntl.LOCK_SH):
+        if not is_own_file or _try_lock(file, fcntl.LOCK_SH):
             return None
         content = json.loads(os.pread(file, _MAX_FILE_BYTES, 0))
     except (ValueError, RecursionError):
-        content = None
+        content = None  # a sweep holds the lock, but its text is invalid
     finally:
         os.close(file)
     return _parse_holder(content)
@@ -408,17 +411,20 @@ class DeviceReservation:
 
 
 def _wait_for_others(
-    find_others: Callable[[], Mapping[str, tuple[Holder, ...]]],
+    lock_devices: Callable[[], Mapping[str, tuple[Holder, ...]]],
     terms: ReservationTerms,
     log: Callable[[str], None],
 ) -> Mapping[str, tuple[Holder, ...]]:
     """Wait until no other sweep has the devices; with shared terms return the others at once.
 
+    Args:
+        lock_devices: returns device in words -> other sweeps that use the device.
+
     Raises:
         DevicesInUseError: other sweeps did not end in time.
     """
     begun_s, logged_text = time.monotonic(), ""
-    while (others := find_others()) and not terms.shared:
+    while (others := lock_devices()) and not terms.shared:
         text = _describe_use(others)
         # The agents of a killed driver hold its locks for up to a minute, so wait that long.
         is_ending = all(holder.has_ended for holder in chain.from_iterable(others.values()))
@@ -442,12 +448,12 @@ def _describe_use(others: Mapping[str, tuple[Holder, ...]]) -> str:
     """Return `cuda:0 of alpha is used by run a-1 of bob (…) since 2026-11-22 04:00:00`, or ""."""
     if not others:
         return ""
-    device, holders = next(iter(others.items()))
-    count = len(others) - 1
+    (device, holders), *further = others.items()
+    count = len(further)
     other_devices = f" and {count} more device{'s' * (count > 1)}" if count else ""
     verb = "are" if other_devices or device.startswith("the processors") else "is"
-    other_sweeps = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
-    holder = holders[0]
+    holder, *other_holders = holders
+    other_sweeps = f" and {len(other_holders)} more" if other_holders else ""
     return f"{device}{other_devices} {verb} used by {holder}{other_sweeps} since {holder.since}"
 
 
@@ -486,7 +492,7 @@ def read_node_use(
     devices: Sequence[Device],
     locks: DeviceLocks,
     holder: Holder,
-    ended: Collection[int] = (),
+    ended_ids: Collection[int] = (),
     busy: Collection[str] = (),
     watch: other_programs.ProgramWatch | None = None,
 ) -> NodeUse:
@@ -494,21 +500,23 @@ def read_node_use(
 
     Args:
         devices: devices of a point on this node.
-        ended: ids of processes of this sweep that have ended; NVML may still list them.
+        holder: this sweep.
+        ended_ids: processes of this sweep that have ended; NVML may still list these processes.
         busy: UUIDs of GPUs with other points of this sweep.
         watch: names the processes that keep cores busy.
     """
     locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
     living_ids = _own_process_ids(holder)
-    own_ids = {*living_ids, *ended, *(device.process_id for device in devices)}
+    own_ids = {*living_ids, *ended_ids, *(device.process_id for device in devices)}
     gpus = [device for device in devices if device.kind == "cuda"]
+    # UUID of a GPU -> other processes in words.
     processes = {}
     programs: list[OtherProgram] = []
     for gpu in gpus:
-        others = _other_processes_on(gpu, own_ids)
-        if others is not None:
-            processes[gpu.uuid] = tuple(map(_describe_process, others))
-            for process_id in others:
+        other_ids = _other_processes_on(gpu, own_ids)
+        if other_ids is not None:
+            processes[gpu.uuid] = tuple(map(_describe_process, other_ids))
+            for process_id in other_ids:
                 programs.append(other_programs.describe(process_id, gpu.host, device_uuid=gpu.uuid))
     # In a container NVML may list process ids of the host, which do not match ours. So name
     # processes on other GPUs only if NVML lists our workers by their ids.
@@ -561,19 +569,21 @@ def other_users(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> O
 
 
 def _programs_beside(before: NodeUse, after: NodeUse, *, has_load: bool) -> Iterator[OtherProgram]:
-    """Yield other sweeps and processes on GPUs in either reading; with a load, also its processes.
+    """Yield the other sweeps, the processes on GPUs, and the processes that kept cores busy.
 
     Args:
-        has_load: whether other processes kept so many cores busy that a load is reported.
+        has_load: whether a load of the cores is reported; otherwise its processes are left out.
     """
-    yield from (holder.program for holder in dict.fromkeys((*before.holders, *after.holders)))
+    sweeps = dict.fromkeys((*before.holders, *after.holders))
+    yield from (sweep.program for sweep in sweeps)
     on_gpus = {}
     for program in (*before.programs, *after.programs):
         if program.device_uuid:
             on_gpus[program.device_uuid, program.process_id] = program
     yield from on_gpus.values()
     if has_load:
-        yield from (program for program in after.programs if not program.device_uuid)
+        on_cores = [program for program in after.programs if not program.device_uuid]
+        yield from on_cores
 
 
 def _users_of_devices(before: NodeUse, after: NodeUse, devices: Sequence[Device]) -> Iterator[str]:
@@ -598,9 +608,10 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
         children_s += time_after.children_s - time_before.children_s
     # When a process of ours ends, all its time moves to the children's time of its parent. Subtract
     # the time that it had used before the first reading.
-    ended_s = sum(
-        sum(used) for process, used in before.own_times.items() if process not in after.own_times
-    )
+    ended_s = 0.0
+    for process, time_before in before.own_times.items():
+        if process not in after.own_times:
+            ended_s += time_before.own_s + time_before.children_s
     others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
 
     busy_cores = others_s / (after.time_s - before.time_s) if others_s > _MIN_LOAD_S else 0.0
@@ -636,6 +647,7 @@ def _own_process_ids(holder: Holder) -> set[int]:
     own_ids = {*ray_ids, os.getpid()}
     if holder.host == socket.gethostname():
         own_ids.add(holder.process_id)
+    # The driver may have ended.
     own_ids &= {process.pid for process in living}
 
     candidates = [process for process in living if not _is_foreign_worker(process, ray_ids)]
@@ -677,11 +689,15 @@ def _others_on_node(
 
     host, point_devices = devices[0].host, set(map(lock_name, devices))
     users: list[str] = []
+    # Lock name of a device -> other sweeps.
     sweeps = locks.users_of_other_devices(point_devices, holder.sweep)
     gpu_indices = nvml.uuids() if sweeps or own_ids is not None else {}
     for name, holders in sweeps.items():
-        device = f"GPU {gpu_indices[name]}" if name in gpu_indices else "another GPU"
-        device = "the processors" if name == CPU else device
+        if name == CPU:
+            device = "the processors"
+        else:
+            # A container may hide the GPU that a sweep outside of the container has locked.
+            device = f"GPU {gpu_indices[name]}" if name in gpu_indices else "another GPU"
         users += [f"{other} used {device} of {host}" for other in holders]
     if own_ids is None:
         return tuple(users)

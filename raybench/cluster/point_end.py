@@ -101,44 +101,46 @@ def finish_point(
     Args:
         tell_hang: gets the verdict as soon as a rank is found to hang.
     """
-    point = _AnswerCollector(ranks)
+    collector = _AnswerCollector(ranks)
     settings = task.settings
     has_peers = len(ranks.devices) > 1
     watch = HangWatch(ranks, settings.hang_s, tell_hang) if has_peers else None
     began_s = time.monotonic()
-    point.collect_watched(settings.timeout_s, watch)
-    is_early = time.monotonic() < began_s + settings.timeout_s
-    answers = tuple(point.answers[rank] for rank in sorted(point.answers))
+    collector.collect_watched(settings.timeout_s, watch)
+    # True after a failure, and if the point was ended because a rank hangs.
+    is_before_limit = time.monotonic() < began_s + settings.timeout_s
+    answers = tuple(collector.answers[rank] for rank in sorted(collector.answers))
     # A failed rank breaks the process group, even if the other ranks have answered before.
-    is_group_usable = not (point.missing or point.failures)
+    is_group_usable = not (collector.missing or collector.failures)
     if is_group_usable and all(answer.worker_reusable for answer in answers):
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
-    is_timeout = bool(point.missing) and not point.failures
-    finding = watch.finding if watch and is_timeout else None
+    is_timeout = bool(collector.missing) and not collector.failures
+    hang = watch.finding if watch and is_timeout else None
     if not is_timeout:
         # Wait for the failure of the rank that caused the failures of other ranks.
-        point.collect(timeouts.ABORT_S, enough=lambda: _own_failure(point.failures))
-    finished = frozenset(point.answers)
+        collector.collect(timeouts.ABORT_S, is_enough=lambda: _own_failure(collector.failures))
+    finished = frozenset(collector.answers)
     ranks.abort()
     # NCCL's abort wakes all waiting ranks. A gloo collective, or any collective of a script, wakes
     # only when the process that it waits for ends. Give the ranks time to write their stacks first.
     needs_kill = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
-    point.collect(timeouts.STACK_DUMP_S if needs_kill else timeouts.ABORT_S)
+    collector.collect(timeouts.STACK_DUMP_S if needs_kill else timeouts.ABORT_S)
     if needs_kill:
-        to_kill = [rank for rank in _ranks_of_verdict(finding) if rank in point.missing]
-        to_kill = to_kill or _hanging_ranks(point.observe(finished))
-        point.missing.difference_update(to_kill)
+        to_kill = [rank for rank in _ranks_of_verdict(hang) if rank in collector.missing]
+        to_kill = to_kill or _hanging_ranks(collector.observe(finished))
+        # Expect no answer from a killed rank.
+        collector.missing.difference_update(to_kill)
         ranks.kill(to_kill)
-        point.collect(timeouts.ABORT_S)
-    observed = point.observe(finished)
-    if is_timeout and is_early:
+        collector.collect(timeouts.ABORT_S)
+    observed = collector.observe(finished)
+    if is_timeout and is_before_limit:
         # Ranks write their stacks at the time limit, so the logs may have stacks of earlier points.
         observed = replace(observed, log_tails={})
     if is_timeout:
         limit = TimeLimit(
-            timeout_s=settings.timeout_s, hang_s=settings.hang_s if is_early else None
+            timeout_s=settings.timeout_s, hang_s=settings.hang_s if is_before_limit else None
         )
-        answers = after_timeout(observed, limit, finding)
+        answers = after_timeout(observed, limit, hang)
     else:
         answers = after_failure(observed)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)
@@ -157,8 +159,9 @@ def finish_point(
     return Outcome(answers=answers, unfit=unfit, group_is_gone=True)
 
 
-def _with_detail(answer: RankAnswer, text: str, ranks: Collection[int]) -> RankAnswer:
-    if isinstance(answer, Failure) and answer.rank in ranks:
+def _with_detail(answer: RankAnswer, text: str, failed_ranks: Collection[int]) -> RankAnswer:
+    """Append a text to the detail of the answer, if the answer is a Failure of these ranks."""
+    if isinstance(answer, Failure) and answer.rank in failed_ranks:
         return replace(answer, detail=f"{answer.detail}\n{text}".strip())
     return answer
 
@@ -174,10 +177,13 @@ class _AnswerCollector:
         self._ranks = ranks
         self._log_tails: dict[int, str] = {}
 
-    def collect(self, timeout_s: float, enough: Callable[[], object] = lambda: False) -> None:
-        """Add answers until all ranks have answered, `enough` is true, or the time is up."""
+    def collect(self, timeout_s: float, is_enough: Callable[[], object] = lambda: False) -> None:
+        """Add answers until all ranks have answered, `is_enough` is true, or the time is up."""
         deadline_s = time.monotonic() + timeout_s
-        while self.missing and not enough() and (left_s := deadline_s - time.monotonic()) > 0:
+        while self.missing and not is_enough():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
             for rank, answer in self._ranks.answers(left_s).items():
                 if rank in self.missing:
                     self.missing.remove(rank)
@@ -192,7 +198,7 @@ class _AnswerCollector:
             watch: also ends the collection `hang_s` after its verdict.
         """
         if watch is None:
-            self.collect(timeout_s, enough=lambda: self.failures)
+            self.collect(timeout_s, is_enough=lambda: self.failures)
             return
         deadline_s = time.monotonic() + timeout_s
         is_over = False
@@ -200,11 +206,11 @@ class _AnswerCollector:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return
-            self.collect(min(left_s, watch.poll_s), enough=lambda: self.failures)
+            self.collect(min(left_s, watch.poll_s), is_enough=lambda: self.failures)
             is_over = watch.is_over(self.missing)
 
     def observe(self, finished: frozenset[int]) -> PointObservation:
-        """Return the answers so far, with the log's end in each failure of a dead process.
+        """Return the answers so far; failures of dead processes get the signal and the log's end.
 
         Args:
             finished: ranks that answered before the point was ended.
@@ -251,7 +257,7 @@ def _waits_for(log_tail: str) -> Literal["nothing", "device", "peers", "collecti
     calls = [(frame["path"], frame["function"]) for frame in _main_thread_frames(log_tail)]
     if not calls:
         return "nothing"
-    # The rank of a script has run its steps, and waits until the other ranks have run their steps.
+    # A script that waits in `receive` has run its steps; the other ranks have not.
     if any(path.endswith(_SCRIPT_FILE) and name == "receive" for path, name in calls):
         return "collective"
     if any(name == "init_process_group" for _, name in calls):
@@ -302,9 +308,10 @@ def _own_failure(answers: Collection[RankAnswer]) -> Failure | None:
 def cause_of(answers: Collection[RankAnswer]) -> Failure | None:
     """Return the failure that most likely made the point fail; None without a failure."""
     failures = [answer for answer in answers if isinstance(answer, Failure)]
-    candidates = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
+    # A rank with PeerFailed has only noticed the failure of another rank.
+    own_failures = [failure for failure in failures if failure.error_type != Cause.PEER_FAILED]
     return min(
-        candidates or failures,
+        own_failures or failures,
         key=lambda failure: _MOST_LIKELY_CAUSES.index(failure.status),
         default=None,
     )
@@ -337,15 +344,23 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     ]
     own_failure = _own_failure([failure for failure in failures if failure not in late_deaths])
     if own_failure is not None:
+        # No rank is blamed, because the failure is among the answers.
         return _final_answers(
-            point, {}, Cause.NO_ANSWER, f"rank {own_failure.rank} failed", Status.LOST
+            point,
+            blamed={},
+            cause=Cause.NO_ANSWER,
+            peer_message=f"rank {own_failure.rank} failed",
+            peer_status=Status.LOST,
         )
     # No rank has a failure of its own, so blame the stuck ranks.
     if stuck := _stuck_ranks(point):
         message = "no answer, and the others lost the connection to it"
-        messages = {rank: message + _stuck_at(point, rank) for rank in stuck}
         return _final_answers(
-            point, messages, Cause.NO_ANSWER, f"{_name_ranks(stuck)} failed", Status.LOST
+            point,
+            blamed={rank: message + _stuck_at(point, rank) for rank in stuck},
+            cause=Cause.NO_ANSWER,
+            peer_message=f"{_name_ranks(stuck)} failed",
+            peer_status=Status.LOST,
         )
     # No rank is stuck, so blame the ranks whose script has ended.
     ended_scripts = {
@@ -354,12 +369,21 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
         if failure.error_type == Cause.SCRIPT_ENDED
     }
     if ended_scripts:
-        reason = f"the script of {_name_ranks(sorted(ended_scripts))} had ended"
-        return _final_answers(point, ended_scripts, Cause.SCRIPT_ENDED, reason, Status.LOST)
-    if late_deaths:
-        rank, message = late_deaths[0].rank, late_deaths[0].message
         return _final_answers(
-            point, {rank: message}, Cause.WORKER_DIED, f"rank {rank} failed", Status.LOST
+            point,
+            blamed=ended_scripts,
+            cause=Cause.SCRIPT_ENDED,
+            peer_message=f"the script of {_name_ranks(sorted(ended_scripts))} had ended",
+            peer_status=Status.LOST,
+        )
+    if late_deaths:
+        death = late_deaths[0]
+        return _final_answers(
+            point,
+            blamed={death.rank: death.message},
+            cause=Cause.WORKER_DIED,
+            peer_message=f"rank {death.rank} failed",
+            peer_status=Status.LOST,
         )
     # All ranks have lost another rank, and no rank says why.
     answers = []
@@ -401,8 +425,14 @@ def after_timeout(
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     late_in_verdict = [rank for rank in _ranks_of_verdict(finding) if rank in late]
     # A verdict that names no late rank says that no rank stands out, so blame all late ranks.
-    is_about_all = finding is not None and finding.verdict is not None and not late_in_verdict
-    blamed = late_in_verdict or (late if is_about_all else _hanging_ranks(point) or late)
+    has_verdict = finding is not None and finding.verdict is not None
+    if late_in_verdict:
+        blamed = late_in_verdict
+    elif has_verdict:
+        blamed = late
+    else:
+        blamed = _hanging_ranks(point) or late
+    # Rank that is not blamed -> what the rank waited for.
     waits: dict[int, str] = {}
     for rank in late:
         if rank not in blamed:
@@ -411,8 +441,8 @@ def after_timeout(
             tail = point.log_tails.get(rank, "")
             waits[rank] = "collective" if has_stopped else _waits_for(tail)
     facts = [f"{_name_ranks(blamed)} gave none"] if len(blamed) > 1 else []
-    for waits_for, words in (("collective", "in a collective"), ("device", "for the device")):
-        waiting = [rank for rank, what in waits.items() if what == waits_for]
+    for awaited, words in (("collective", "in a collective"), ("device", "for the device")):
+        waiting = [rank for rank, waits_for in waits.items() if waits_for == awaited]
         if waiting:
             facts.append(f"{_name_ranks(waiting)} waited {words}")
     if point.finished:
@@ -421,9 +451,12 @@ def after_timeout(
     if limit.hang_s is not None:
         message = f"ended measure.hang_s = {limit.hang_s:g} s after it was found to hang"
     messages = {rank: "; ".join([message + _stuck_at(point, rank), *facts]) for rank in blamed}
-    cause = Cause.TIMEOUT if limit.hang_s is None else Cause.HANG
     answers = _final_answers(
-        point, messages, cause, f"waited for {_name_ranks(blamed)}", Status.TIMEOUT
+        point,
+        blamed=messages,
+        cause=Cause.TIMEOUT if limit.hang_s is None else Cause.HANG,
+        peer_message=f"waited for {_name_ranks(blamed)}",
+        peer_status=Status.TIMEOUT,
     )
     return tuple(_with_finding(answer, finding, blamed) for answer in answers)
 
@@ -431,6 +464,7 @@ def after_timeout(
 def _with_finding(
     answer: RankAnswer, finding: HangFinding | None, blamed: Collection[int]
 ) -> RankAnswer:
+    """Add the finding to the answer, if the answer is the Failure of a blamed rank."""
     if finding is None or answer.rank not in blamed or not isinstance(answer, Failure):
         return answer
     # Append, because long details are shortened at their start.
@@ -446,32 +480,37 @@ def _ranks_of_verdict(finding: HangFinding | None) -> list[int]:
 
 
 def _final_answers(
-    point: PointObservation, messages: Mapping[int, str], cause: Cause, reason: str, status: Status
+    point: PointObservation,
+    *,
+    blamed: Mapping[int, str],
+    cause: Cause,
+    peer_message: str,
+    peer_status: Status,
 ) -> tuple[RankAnswer, ...]:
     """Return the final answer of each rank, in rank order.
 
     Args:
-        messages: blamed rank -> message; the blamed ranks get a Failure with `cause`.
-        reason: message of PeerFailed, which the other ranks get unless they have finished or have
-            failures of their own.
-        status: status of PeerFailed.
+        blamed: blamed rank -> message; these ranks get a Failure with `cause`.
+        peer_message, peer_status: for the PeerFailed of the other ranks. They get no PeerFailed if
+            they have finished or have failures of their own.
     """
     answers: list[RankAnswer] = []
     for rank in range(point.world_size):
         answer = point.answers.get(rank)
         has_finished = rank in point.finished
-        if answer is not None and rank not in messages and _keeps_answer(answer, has_finished):
+        is_blamed = rank in blamed
+        if answer is not None and not is_blamed and _keeps_answer(answer, has_finished):
             answers.append(answer)
             continue
-        message = messages.get(rank, reason)
-        if rank not in messages and answer is None:
+        message = blamed.get(rank, peer_message)
+        if answer is None and not is_blamed:
             message += f", and this rank did not stop{_stuck_at(point, rank)}"
         detail = answer.detail if isinstance(answer, Failure) else point.log_tails.get(rank, "")
         answers.append(
             Failure(
                 rank=rank,
-                status=cause.status if rank in messages else status,
-                error_type=cause if rank in messages else Cause.PEER_FAILED,
+                status=cause.status if is_blamed else peer_status,
+                error_type=cause if is_blamed else Cause.PEER_FAILED,
                 message=message,
                 detail=detail,
                 worker_reusable=answer is not None and answer.worker_reusable,

@@ -72,17 +72,19 @@ def _call_counts(rank: RankEvidence) -> Mapping[str, tuple[int, int]]:
 def _is_working(verdict: HangVerdict, evidence: Evidence, earlier: Evidence | None) -> bool:
     """Return whether the blamed rank only works for long: it compiles, or its stack changes."""
     ranks = [*evidence.ranks, *(earlier.ranks if earlier else ())]
-    looks = [rank for rank in ranks if rank.rank == verdict.rank]
-    if any(rank.wait is Wait.COMPILER for rank in looks):
+    # The blamed rank at two moments, or at one moment without earlier evidence.
+    blamed = [rank for rank in ranks if rank.rank == verdict.rank]
+    if any(rank.wait is Wait.COMPILER for rank in blamed):
         return True
+    # Only with these causes may the rank still compute.
     if verdict.cause not in (HangCause.NOT_ENTERED, HangCause.DEVICE_BUSY):
         return False
-    stacks = {_without_innermost_line(rank.stack) for rank in looks if rank.stack}
+    stacks = {_without_innermost_line(rank.stack) for rank in blamed if rank.stack}
     return len(stacks) > 1
 
 
 def _without_innermost_line(stack: Sequence[Frame]) -> tuple[object, ...]:
-    """Drop the innermost line number, because it changes even in an endless loop."""
+    """Drop the innermost line number, because this number changes even in an endless loop."""
     innermost, *outer = stack
     return (innermost.path, innermost.function, *outer)
 
@@ -92,9 +94,9 @@ def _without_innermost_line(stack: Sequence[Frame]) -> tuple[object, ...]:
 
 def _judge_processes(ranks: Sequence[RankEvidence], min_wait_s: float) -> HangVerdict | None:
     """Blame ranks whose processes have died, else ranks whose processes are stopped."""
-    cause, guilty = HangCause.DIED, [rank for rank in ranks if rank.process.has_ended]
-    if not guilty:
-        cause, guilty = HangCause.STOPPED, [rank for rank in ranks if rank.process.is_stopped]
+    ended = [rank for rank in ranks if rank.process.has_ended]
+    stopped = [rank for rank in ranks if rank.process.is_stopped]
+    guilty = ended or stopped
     if not guilty:
         return None
     waiting, first_call = [], None
@@ -103,13 +105,16 @@ def _judge_processes(ranks: Sequence[RankEvidence], min_wait_s: float) -> HangVe
         if call is not None and rank not in guilty:
             waiting.append(rank)
             first_call = first_call or call
+    cause = HangCause.DIED if ended else HangCause.STOPPED
     return _blame(cause, guilty, waiting, first_call)
 
 
 def _first_waiting_call(rank: RankEvidence, min_wait_s: float) -> Call | None:
     """Return the earliest call, of any group, in which the rank waits."""
-    pending = (call for call in rank.recording.calls if call.stage is not Stage.DONE)
-    return next((call for call in pending if call.age_s >= min_wait_s), None)
+    for call in rank.recording.calls:  # in order of entry
+        if call.stage is not Stage.DONE and call.age_s >= min_wait_s:
+            return call
+    return None
 
 
 # ---- flight recorder
@@ -131,6 +136,7 @@ class _GroupState:
 
 def _judge_collectives(ranks: Sequence[RankEvidence], min_wait_s: float) -> HangVerdict | None:
     """Return the verdict from the collectives that the ranks have entered."""
+    # A state for each process group with waiting ranks.
     states = list(_group_states(ranks, min_wait_s))
     if not states:
         return None
@@ -139,10 +145,12 @@ def _judge_collectives(ranks: Sequence[RankEvidence], min_wait_s: float) -> Hang
             return verdict
     waiting = {rank.rank for state in states for rank in state.waiting}
     for state in states:
-        # A rank that waits in another group is not guilty: the other group holds it up.
+        # A rank that waits in another group is not guilty: the other group holds this rank up.
         guilty = [rank for rank in state.late if rank.rank not in waiting]
+        # If all members were guilty, none of them would stand out.
         if guilty and len(guilty) < len(state.members):
             return _judge_late(guilty, state)
+    # No rank is guilty. If all members have entered a call, this call itself does not finish.
     for state in states:
         if not state.late:
             return _judge_unfinished(state)
@@ -175,8 +183,9 @@ def _group_states(ranks: Sequence[RankEvidence], min_wait_s: float) -> Iterator[
 def _members(ranks: Sequence[RankEvidence], group: str) -> tuple[RankEvidence, ...]:
     """Return the ranks of a group."""
     for rank in ranks:
-        if members := rank.recording.members.get(group):
-            return tuple(rank for rank in ranks if rank.rank in members)
+        recorded_members = rank.recording.members.get(group)
+        if recorded_members:
+            return tuple(member for member in ranks if member.rank in recorded_members)
     # torch has not recorded the members. A rank without a recording may be in any group.
     return tuple(rank for rank in ranks if _calls_in(rank, group) or not _has_recording(rank))
 
@@ -194,10 +203,12 @@ def _has_entered(rank: RankEvidence, call: Call) -> bool:
     """Return whether the rank has entered the call; without a recording the stack decides."""
     if _has_recording(rank):
         return rank.recording.last_number(call.group) >= call.number
-    # The process sent a stack but no recording, so the user's code holds the GIL. A process that
-    # sent neither may only be slow.
+    if rank.wait in _WAITS_OUTSIDE_USER_CODE:
+        return True
+    # If the process sent a stack but no recording, the user's code holds the GIL, so the rank has
+    # not entered. A process that sent neither may only be slow.
     holds_gil = rank.recorder is RecorderState.NO_ANSWER and bool(rank.stack)
-    return not holds_gil or rank.wait in _WAITS_OUTSIDE_USER_CODE
+    return not holds_gil
 
 
 def _judge_late(late: Sequence[RankEvidence], state: _GroupState) -> HangVerdict:
@@ -235,21 +246,23 @@ def _judge_unfinished(state: _GroupState) -> HangVerdict:
 
 def _slowest_pair(state: _GroupState) -> tuple[int, ...]:
     """Return the two members that have finished the fewest calls; empty if no two stand out."""
-    # (Sequence number of the first unfinished call, rank), the slowest rank first.
-    positions = []
+    # Rank -> sequence number of its first unfinished call.
+    positions = {}
     for rank in state.members:
         pending = [call.number for call in rank.recording.pending(state.name)]
         next_number = rank.recording.last_number(state.name) + 1
-        positions.append((min(pending, default=next_number), rank.rank))
-    positions.sort()
-    slowest, others = positions[:2], positions[2:]
-    if others and slowest[1][0] >= others[0][0]:
+        positions[rank.rank] = min(pending, default=next_number)
+    slowest_first = sorted(positions, key=lambda rank: (positions[rank], rank))
+    pair, others = slowest_first[:2], slowest_first[2:]
+    # The pair stands out if the third slowest rank is further than both.
+    if others and positions[others[0]] <= positions[pair[1]]:
         return ()
-    return tuple(sorted(rank for _, rank in slowest))
+    return tuple(sorted(pair))
 
 
 def _judge_mismatch(state: _GroupState) -> HangVerdict | None:
     """Return the verdict if members called different collectives under the same number."""
+    # Rank -> sequence number -> call.
     calls_of_ranks = {}
     for rank in state.members:
         calls = _calls_in(rank, state.name)
@@ -263,6 +276,7 @@ def _judge_mismatch(state: _GroupState) -> HangVerdict | None:
     guilty = [rank for rank in state.members if rank.rank in mismatch.ranks]
     others = [rank for rank in state.members if rank not in guilty]
     if mismatch.expected is None or mismatch.called is None:
+        # Nobody can say which of the collectives is wrong.
         return _blame(mismatch.cause, (), others, state.call)
     verdict = _blame(mismatch.cause, guilty, others, mismatch.expected)
     if mismatch.cause is HangCause.SKIPPED:
@@ -299,8 +313,10 @@ def _judge_launch_counts(
     answered: Sequence[RasRank], by_pid: Mapping[int, RankEvidence]
 ) -> HangVerdict | None:
     """Blame the ranks that have launched fewer collectives of one kind than the other ranks."""
+    # NCCL's names of collectives, such as AllReduce.
     kinds = dict.fromkeys(kind for rank in answered for kind in rank.launched)
     for kind in kinds:
+        # Process id -> number of launches.
         counts = {rank.pid: rank.launched.get(kind, 0) for rank in answered}
         smallest, largest = min(counts.values()), max(counts.values())
         if smallest == largest:

@@ -165,8 +165,9 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
     # Not nvmlDeviceGetNumaNodeId: on Grace Hopper it returns the node of the GPU's own memory.
     affinity, scope = pynvml.nvmlDeviceGetMemoryAffinity, pynvml.NVML_AFFINITY_SCOPE_NODE
     words = nvml.ask(affinity, handle, _NODE_WORDS, scope) or ()
-    # One bit for each NUMA node near the GPU.
+    # One bit for each NUMA node near the GPU, in words of 64 bits.
     near_nodes = sum(word << (64 * position) for position, word in enumerate(words))
+    is_only_node = near_nodes.bit_count() == 1
     answers = {
         "pci_bus_id": pci.busId if pci else None,
         "driver_version": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
@@ -184,7 +185,7 @@ def _nvml_facts(uuid: str) -> dict[str, Any]:
         "ecc_mode": nvml.flag(ecc_modes and ecc_modes[0]),
         "pcie_link": _pcie_link(handle, "Curr"),
         "pcie_link_max": _pcie_link(handle, "Max"),
-        "numa_node": near_nodes.bit_length() - 1 if near_nodes.bit_count() == 1 else None,
+        "numa_node": near_nodes.bit_length() - 1 if is_only_node else None,
         # This process has a context on the device, so a list without it is incomplete.
         "other_processes": len(processes) - 1 if os.getpid() in processes else None,
     }
@@ -273,10 +274,11 @@ class Counters:
         energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         limited_ns = nvml.field_values(self._handle, tuple(nvml.LIMITED_NS_FIELDS))
         limited_s = {
-            reason: limited_ns[field] / NS_PER_S
-            for field, reason in nvml.LIMITED_NS_FIELDS.items()
-            if field in limited_ns
+            reason: limited_ns[counter] / NS_PER_S
+            for counter, reason in nvml.LIMITED_NS_FIELDS.items()
+            if counter in limited_ns
         }
+        # Older drivers lack these counters.
         for policy, reason in nvml.LIMITED_NS_POLICIES.items():
             if reason not in limited_s:
                 status = nvml.ask(pynvml.nvmlDeviceGetViolationStatus, self._handle, policy)
@@ -306,7 +308,7 @@ def wait_until_unlimited(
         return
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     previous, unlimited_since_s = since, since.time_s
-    # A device without such counters ends the wait at once.
+    # A device without counters of limited clocks ends the wait at once.
     while (reading := counters.read()) is not None and reading.limited_s:
         if reading.limited_s != previous.limited_s:
             unlimited_since_s = reading.time_s
@@ -337,7 +339,7 @@ def is_limited_by_heat(before: DeviceReading | None, after: DeviceReading | None
 
 
 def seconds_between(spans: Iterable[ReadingSpan]) -> float:
-    """Return the total duration of the spans; spans with an unknown reading count as 0."""
+    """Return the total duration of spans (before, after); unknown readings count as 0."""
     return sum(after.time_s - before.time_s for before, after in spans if before and after)
 
 
@@ -491,12 +493,15 @@ class FactReader:
         device_xids = None
         pci = nvml.ask(pynvml.nvmlDeviceGetPciInfo, handle)
         if pci is not None and logged_xids is not None:
-            address = tuple(int(part, 16) for part in pci.busId.split(".")[0].split(":"))
+            # "00000000:1B:00.0" is domain, bus, device and function, in hexadecimal.
+            without_function, _, _ = pci.busId.partition(".")
+            address = tuple(int(part, 16) for part in without_function.split(":"))
             device_xids = tuple(logged_xids.get(address, ()))
 
         # Memory, and its repairs.
         memory = nvml.memory(handle)
         remapped = nvml.ask(pynvml.nvmlDeviceGetRemappedRows, handle)
+        # Number of retired pages, for each cause that the driver reports.
         retired = []
         for cause in _RETIREMENT_CAUSES:
             addresses = nvml.ask(pynvml.nvmlDeviceGetRetiredPages, handle, cause)
@@ -604,11 +609,12 @@ def _link_facts(handle: Any) -> dict[str, Any]:
 
 
 def _link_errors(handle: Any, link: int) -> dict[str, int]:
-    """Return kind -> number of errors of one NVLink, for the kinds that the driver counts."""
+    """Return "crc", "replay" or "recovery" -> number of errors that the driver has counted."""
     counts = {
         kind: nvml.ask(pynvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
         for kind, (counter, _) in _LINK_ERRORS.items()
     }
+    # That function works up to Hopper; newer drivers have fields instead.
     if None in counts.values():
         fields = {kind: (field_id, link) for kind, (_, field_id) in _LINK_ERRORS.items()}
         values = nvml.field_values(handle, tuple(fields.values()))

@@ -185,6 +185,7 @@ class _Loop:
         self._next_index = len(self.rounds.plan.points)
 
     def events(self) -> Iterator[Event]:
+        """Run points until all rounds have ended, or until `stopping` and no point runs."""
         # When all points have ended, the cluster may be gone: do not refresh it.
         while self._in_flight.running or not (self.stopping() or self._has_ended):
             if not self._in_flight.running and self._schedule.is_done:
@@ -193,6 +194,7 @@ class _Loop:
             self._refresh(0.0)
             yield from self._decide()
             if self._in_flight.running:
+                # Look for new workers regularly, if workers may still join.
                 wait_s = _REFRESH_S if self._schedule.pending else None
                 ended = self._in_flight.next_finished(wait_s)
                 yield from self._in_flight.take_hangs()
@@ -220,12 +222,12 @@ class _Loop:
             return
         attempts = self._trials_left(self._round)
         if self.rounds.count > 1:
-            later = range(self._round + 1, self.rounds.count + 1)
+            later_rounds = range(self._round + 1, self.rounds.count + 1)
             yield RoundStarted(
                 round=self._round,
                 rounds=self.rounds.count,
                 trials=tuple(attempt.key for attempt in attempts),
-                later=sum(len(self._trials_left(number)) for number in later),
+                later=sum(len(self._trials_left(number)) for number in later_rounds),
             )
         if attempts and self._has_used_workers and self.rounds.in_fresh_workers:
             self.cluster.restart()
@@ -245,10 +247,11 @@ class _Loop:
         yield RoundStarted(round=self._round, rounds=self._round, trials=(), later=0)
         yield from self._add(points, self._round)
 
-    def _trials_left(self, number: int) -> list[Attempt]:
+    def _trials_left(self, round_number: int) -> list[Attempt]:
+        """Return an attempt for each trial of a round that has to run."""
         if self._schedule.is_stopped:
             return []
-        return self.rounds.remaining(number, self._statuses)
+        return self.rounds.remaining(round_number, self._statuses)
 
     def _refresh(self, timeout_s: float) -> None:
         """Update the schedule; wait up to `timeout_s` for a pending worker."""
@@ -272,14 +275,16 @@ class _Loop:
                 yield from self._start(replace(decision, attempt=attempt))
 
     def _start(self, decision: Assign) -> Iterator[Event]:
+        """Yield `PointStarted`, then run the attempt in a thread; do not wait."""
         attempt, settings = decision.attempt, self.settings
         point = attempt.point
         devices = tuple(self.cluster.devices[worker_id] for worker_id in decision.worker_ids)
         measure = self.source.measure_of(point)
         if measure is None:
             measure = settings.measure
-            # The first round has made the breakdown.
-            if attempt.round > 1 or attempt.control_of:
+            # The first round has made the breakdown. A control repeats the baseline for its times.
+            is_control = bool(attempt.control_of)
+            if attempt.round > 1 or is_control:
                 measure = measure.model_copy(update={"breakdown": False})
         if measure.heat_s and self._are_hot(devices):
             measure = measure.model_copy(update={"heat_s": 0.0})
@@ -297,8 +302,8 @@ class _Loop:
     def _are_hot(self, devices: Sequence[Device]) -> bool:
         """Return whether each device has ended an ok point less than 10 s ago."""
         earliest_s = time.monotonic() - _STAYS_HOT_S
-        ends_s = [self._busy_until_s.get(device.lasting_name, -math.inf) for device in devices]
-        return min(ends_s) > earliest_s
+        last_ends_s = [self._busy_until_s.get(device.lasting_name, -math.inf) for device in devices]
+        return min(last_ends_s) > earliest_s
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
         """Free the workers, write the records, then retry or finish each trial."""
@@ -328,16 +333,17 @@ class _Loop:
             if attempt.round == 1 and not attempt.control_of:
                 yield from self._add(self.source.follow_ups(record), attempt.round)
 
-    def _add(self, points: Sequence[Point], number: int) -> Iterator[Event]:
-        """Add points to a round; later rounds may measure them too."""
-        if points and (chosen := self.rounds.chosen) is not None:
-            chosen = {*chosen, *(point.point_id for point in points)}
+    def _add(self, points: Sequence[Point], round_number: int) -> Iterator[Event]:
+        """Add points to a round."""
+        if points and self.rounds.chosen is not None:
+            # Later rounds may measure the new points too.
+            chosen = {*self.rounds.chosen, *(point.point_id for point in points)}
             self.rounds = replace(self.rounds, chosen=chosen)
         for point in points:
-            attempt = Attempt(index=self._next_index, point=point, number=1, round=number)
+            attempt = Attempt(index=self._next_index, point=point, number=1, round=round_number)
             self._next_index += 1
             self._schedule.add(attempt)
-            yield PointAdded(index=attempt.index, point=point, round=number)
+            yield PointAdded(index=attempt.index, point=point, round=round_number)
 
 
 class InFlight:
@@ -407,12 +413,14 @@ class InFlight:
         ended: list[tuple[Attempt, Record]] = []
         with suppress(Empty):
             while len(ended) < _MOST_AT_ONCE:
+                # Wait for the first attempt; take more attempts only if they have ended already.
                 running = self._finished.get(block=not ended, timeout=timeout_s)
-                if running is None:
+                if running is None:  # a rank hangs
                     break
                 if isinstance(running.outcome, BaseException):
                     if not ended:
                         raise running.outcome
+                    # First return what has ended; the next call raises the error.
                     self._finished.put(running)
                     break
                 del self.running[running.attempt.index]

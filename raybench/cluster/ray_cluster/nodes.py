@@ -101,7 +101,7 @@ class NodeAgent:
         # The `FactReader`; None until it is needed.
         self._fact_reader: Any = None
         # Process id -> name of a log -> number of bytes that earlier calls have returned.
-        self._read_to: dict[int, dict[str, int]] = {}
+        self._log_offsets: dict[int, dict[str, int]] = {}
         self._looked_at_logs_s = 0.0
 
     def ping(self, limits_logs: bool = True) -> None:
@@ -149,8 +149,9 @@ class NodeAgent:
         uuids = {device.uuid for device in devices}
         self._busy = self._busy | uuids if begins else self._busy - uuids
         now_s = time.monotonic()
-        ended = [pid for pid, until_s in self._ended_until_s.items() if now_s < until_s]
-        return read_node_use(devices, self._locks, holder, ended, self._busy, self._programs)
+        # NVML may still list these processes.
+        ended_ids = [pid for pid, until_s in self._ended_until_s.items() if now_s < until_s]
+        return read_node_use(devices, self._locks, holder, ended_ids, self._busy, self._programs)
 
     def drain(self) -> tuple[DeviceSample, ...]:
         """Return the samples since the last call."""
@@ -167,60 +168,65 @@ class NodeAgent:
         host = read_host(self._load_before)
         return tuple(replace(facts, host=host) for facts in self._fact_reader.read(devices))
 
-    def outputs(self, process_ids: Sequence[int], is_new: bool = False) -> dict[int, str]:
+    def outputs(self, process_ids: Sequence[int], only_new: bool = False) -> dict[int, str]:
         """Return process id -> output of the worker, in the format of `read_output`.
 
         Args:
             process_ids: workers of this node.
-            is_new: return only output since the last call with `is_new` or of `end_point`.
+            only_new: return only output since the last call with `only_new` or of `end_point`.
         """
         logs = logs_folder()
         outputs = {}
         for process_id in process_ids:
-            read_to = self._read_to.setdefault(process_id, {}) if is_new else {}
-            outputs[process_id] = read_output(logs, process_id, read_to)
+            offsets = self._log_offsets.setdefault(process_id, {}) if only_new else {}
+            outputs[process_id] = read_output(logs, process_id, offsets)
         return outputs
 
     def end_point(
         self,
         process_ids: Sequence[int],
         spans_ns: Mapping[str, Sequence[SpanNs]],
-        ended: Collection[int],
+        ended_ids: Collection[int],
     ) -> tuple[dict[int, str], dict[str, tuple[int, ...]]]:
         """Return process id -> new output, and UUID -> SM clocks (MHz) in the timed spans.
 
         Args:
             process_ids: workers of the point on this node.
             spans_ns: UUID -> timed spans.
-            ended: ids of processes of scripts that have ended; `read_use` ignores them for 60 s.
+            ended_ids: processes of scripts that have ended; `read_use` ignores these ids for 60 s.
         """
-        self._ended_until_s |= dict.fromkeys(ended, time.monotonic() + _IGNORE_ENDED_S)
+        self._ended_until_s |= dict.fromkeys(ended_ids, time.monotonic() + _IGNORE_ENDED_S)
         clocks: dict[str, tuple[int, ...]] = {}
         for uuid, spans in spans_ns.items():
-            # Only the sampler of the device has clocks.
-            by_sampler = [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
-            clocks[uuid] = max(by_sampler, key=len, default=())
-        return self.outputs(process_ids, is_new=True), clocks
+            # Only the sampler of this device has clocks; the other samplers return ().
+            clocks_of_samplers = [sampler.sm_clocks_mhz(uuid, spans) for sampler in self._samplers]
+            clocks[uuid] = max(clocks_of_samplers, key=len, default=())
+        return self.outputs(process_ids, only_new=True), clocks
 
     @ray.method(concurrency_group=_HANGS)
     def progress(self, process_ids: Sequence[int]) -> dict[int, BlockProgress]:
         """Return process id -> progress, for workers whose progress can be read."""
-        progress = {process_id: read_progress(process_id) for process_id in process_ids}
-        return {process_id: known for process_id, known in progress.items() if known}
+        progress_by_id = {}
+        for process_id in process_ids:
+            progress = read_progress(process_id)
+            if progress is not None:
+                progress_by_id[process_id] = progress
+        return progress_by_id
 
     @ray.method(concurrency_group=_HANGS)
     def hang_evidence(
-        self, places: Sequence[RankPlace], world_size: int, asks_nccl: bool
+        self, places: Sequence[RankPlace], world_size: int, asks_ras: bool
     ) -> tuple[tuple[RankEvidence, ...], str | NoRas]:
         """Return evidence on ranks of this node, and the answer of NCCL's RAS service.
 
         Args:
             places: ranks on this node.
             world_size: number of ranks of the point.
-            asks_nccl: whether to ask the service, which answers for all nodes.
+            asks_ras: whether to ask the RAS service, which answers for all nodes. If False, the
+                answer is `NoRas.REFUSED`.
         """
         ranks = collect(places, timeouts.HANG_EVIDENCE_S, world_size)
-        ras_answer = ask_ras(ranks, timeouts.HANG_RAS_S) if asks_nccl else NoRas.REFUSED
+        ras_answer = ask_ras(ranks, timeouts.HANG_RAS_S) if asks_ras else NoRas.REFUSED
         return ranks, ras_answer
 
     def memory_growth_bytes(self, uuids: Sequence[str]) -> dict[str, int]:
@@ -238,21 +244,23 @@ def limit_log(log: Path) -> None:
     """
     with suppress(FileNotFoundError):  # Ray may have removed the log
         status = log.stat()
-        if status.st_blocks * 512 <= _MAX_LOG_BYTES:
+        # Linux counts `st_blocks` in units of 512 bytes.
+        disk_bytes = status.st_blocks * 512
+        if disk_bytes <= _MAX_LOG_BYTES:
             return
         with log.open("r+b") as file:
             start, length = ctypes.c_int64(0), ctypes.c_int64(status.st_size - _LOG_END_BYTES)
             ctypes.CDLL(None).fallocate64(file.fileno(), _PUNCH_HOLE, start, length)
 
 
-def read_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
-    """Return a worker's output after `read_to`, at most the last 32 KiB of stdout and of stderr.
+def read_output(folder: Path, process_id: int, offsets: dict[str, int]) -> str:
+    """Return a worker's output after `offsets`, at most the last 32 KiB of stdout and of stderr.
 
     A line `[stdout]` or `[stderr]` is above each stream; control characters are removed.
 
     Args:
         folder: logs of Ray's session on this node.
-        read_to: name of a log -> number of bytes read before; updated in place.
+        offsets: name of a log -> number of bytes read before; updated in place.
     """
     streams = []
     for stream, suffix in (("stdout", "out"), ("stderr", "err")):
@@ -262,16 +270,18 @@ def read_output(folder: Path, process_id: int, read_to: dict[str, int]) -> str:
         if log is None:
             continue
         end = log.stat().st_size
-        start = min(end, read_to.get(log.name, 0))
-        read_to[log.name] = end
-        skipped_bytes = max(0, end - _MAX_OUTPUT_BYTES - start)
+        new_start = min(end, offsets.get(log.name, 0))
+        offsets[log.name] = end
+        start = max(new_start, end - _MAX_OUTPUT_BYTES)
         with log.open("rb") as file:
-            file.seek(start + skipped_bytes)
-            text = file.read(end - start - skipped_bytes).decode(errors="replace")
+            file.seek(start)
+            text = file.read(end - start).decode(errors="replace")
         lines = _clean_lines(text)
+        skipped_bytes = start - new_start
         if skipped_bytes and lines:
-            # Drop the first line, because its start is missing.
-            lines = [f"({skipped_bytes} bytes before this are not kept)", *(lines[1:] or lines)]
+            # Drop the first line, because its start is missing; keep a line without a successor.
+            whole_lines = lines[1:] or lines
+            lines = [f"({skipped_bytes} bytes before this are not kept)", *whole_lines]
         if lines:
             streams.append("\n".join([f"[{stream}]", *lines]))
     return "\n".join(streams)
@@ -298,7 +308,7 @@ class _Node:
     raylet: str
     agent: Any
     # The open call of `ping`.
-    ping: Any
+    ping_call: Any
     # When `silence_s` was updated.
     looked_s: float
     # The devices that the agent samples.
@@ -308,7 +318,7 @@ class _Node:
     # The node is lost when `silence_s` is longer.
     patience_s: float
     # The open call of `drain`; None: no call is open.
-    samples: Any = None
+    drain_call: Any = None
 
 
 class NodeAgents:
@@ -340,21 +350,23 @@ class NodeAgents:
         """
         with self._lock:
             new_ids = set(node_ids) - self._nodes.keys()
-            facts = {node["NodeID"]: node for node in ray_nodes()} if new_ids else {}
+            nodes_of_ray = {node["NodeID"]: node for node in ray_nodes()} if new_ids else {}
             pings = []
             for node_id in new_ids:
                 agent = start_on_node(NodeAgent, node_id)
+                raylet = "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes_of_ray[node_id])
                 node = self._nodes[node_id] = _Node(
                     node_id=node_id,
-                    raylet="{NodeManagerAddress}:{NodeManagerPort}".format(**facts[node_id]),
+                    raylet=raylet,
                     agent=agent,
-                    ping=agent.ping.remote(self._limits_logs),
+                    ping_call=agent.ping.remote(self._limits_logs),
                     looked_s=time.monotonic(),
                     patience_s=timeouts.NODE_STARTING_S,
                 )
-                pings.append(node.ping)
+                pings.append(node.ping_call)
         deadline_s = time.monotonic() + timeouts.AGENT_START_S
         while pings and time.monotonic() < deadline_s:
+            # Keep the pings without an answer.
             _, pings = ray.wait(pings, num_returns=len(pings), timeout=timeouts.LONGEST_LOOK_S)
             self._monitor.check()
 
@@ -380,6 +392,7 @@ class NodeAgents:
         self._monitor.check()
         with self._lock:
             now_s = time.monotonic()
+            # Look at many nodes less often, because each ping takes the driver time.
             look_every_s = max(
                 timeouts.LOOK_AT_NODES_EVERY_S, timeouts.LOOK_AT_EACH_NODE_S * len(self._nodes)
             )
@@ -395,31 +408,33 @@ class NodeAgents:
         # If this process itself was paused, most of the pause does not count as silence.
         node.silence_s += min(now_s - node.looked_s, timeouts.LONGEST_LOOK_S)
         node.looked_s = now_s
+        is_done = bool(ray.wait([node.ping_call], timeout=0)[0])
         # A ping that is done without an answer means that the agent has died.
-        is_done = bool(ray.wait([node.ping], timeout=0)[0])
-        if is_done and _collect({node.ping: node.node_id}, 0.0):
+        has_answered = is_done and bool(_collect({node.ping_call: node.node_id}, 0.0))
+        if has_answered:
             # An agent without devices gets more time, because starting workers keep the cores busy.
             node.silence_s = 0.0
             node.patience_s = timeouts.NODE_SILENCE_S if node.devices else timeouts.NODE_STARTING_S
-            node.ping = node.agent.ping.remote(self._limits_logs)
+            node.ping_call = node.agent.ping.remote(self._limits_logs)
         elif node.silence_s <= node.patience_s:
             may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
             if may_have_ended and self.has_ray_ended(node.node_id, asks_ray=is_done):
-                node.patience_s = 0.0
+                node.patience_s = 0.0  # the node is lost now
             elif is_done:
                 self._restart_agent(node)
         return node.silence_s > node.patience_s
 
     def _restart_agent(self, node: _Node) -> None:
         """Start a new agent, which samples and locks the same devices."""
-        node.agent, node.samples = start_on_node(NodeAgent, node.node_id), None
+        node.agent, node.drain_call = start_on_node(NodeAgent, node.node_id), None
         node.patience_s = timeouts.NODE_STARTING_S
         node.agent.sample.remote(tuple(node.devices))
         if self._holder is not None:
             # Another sweep may have locked the devices in between. With shared locks both sweeps
             # go on, and the rows name the other sweep.
-            node.agent.lock.remote(list(map(lock_name, node.devices)), self._holder, True)
-        node.ping = node.agent.ping.remote(self._limits_logs)
+            names = list(map(lock_name, node.devices))
+            node.agent.lock.remote(names, self._holder, shared=True)
+        node.ping_call = node.agent.ping.remote(self._limits_logs)
 
     def check_head(self, node_id: str) -> None:
         """Raise ClusterError if the head of the cluster or this host's Ray is gone.
@@ -468,9 +483,9 @@ class NodeAgents:
         results = self._ask("lock", devices, arguments, timeouts.AGENT_LOCK_S)
         with self._lock:
             self._holder = holder
-        silent = LockResult(problem="its agent does not answer")
+        no_answer = LockResult(problem="its agent does not answer")
         return [
-            (node_devices[0], results.get(node_id, silent))
+            (node_devices[0], results.get(node_id, no_answer))
             for node_id, node_devices in _group_by_node(devices).items()
         ]
 
@@ -497,18 +512,20 @@ class NodeAgents:
             )
             before = _collect(calls_before, timeouts.AGENT_LOOK_S)
             after = _collect(calls_after, timeouts.AGENT_LOOK_S)
-            users, silent_hosts = [], []
+            users_of_nodes, silent_hosts = [], []
+            asked_nodes = set(calls_before.values())
             for node_id, node_devices in _group_by_node(devices).items():
                 if node_id in before and node_id in after:
-                    users.append(other_users(before[node_id], after[node_id], node_devices))
-                elif node_id in calls_before.values():
+                    users = other_users(before[node_id], after[node_id], node_devices)
+                    users_of_nodes.append(users)
+                elif node_id in asked_nodes:
                     silent_hosts.append(node_devices[0].host)
             return OtherUsers(
-                on_devices=tuple(chain(*(of_node.on_devices for of_node in users))),
-                on_nodes=tuple(chain(*(of_node.on_nodes for of_node in users))),
-                loads=tuple(chain(*(of_node.loads for of_node in users))),
+                on_devices=tuple(chain(*(users.on_devices for users in users_of_nodes))),
+                on_nodes=tuple(chain(*(users.on_nodes for users in users_of_nodes))),
+                loads=tuple(chain(*(users.loads for users in users_of_nodes))),
                 silent_hosts=tuple(silent_hosts),
-                programs=tuple(chain(*(of_node.programs for of_node in users))),
+                programs=tuple(chain(*(users.programs for users in users_of_nodes))),
             )
 
         return find_others
@@ -539,13 +556,14 @@ class NodeAgents:
         """
         asked_s = time.monotonic()
 
-        def read(answers: Mapping[str, Any]) -> dict[int, RankProgress]:
+        def by_rank(answers: Mapping[str, Any]) -> dict[int, RankProgress]:
             ranks = {}
             for rank, device in enumerate(devices):
                 progress = answers.get(device.node_id, {}).get(device.process_id)
                 if progress is not None:
                     ranks[rank] = RankProgress(
                         blocks=progress.blocks,
+                        # Agents send ages, because the clocks of their hosts differ.
                         last_s=asked_s - progress.age_s,
                         longest_block_s=progress.longest_block_s,
                         is_in_block=progress.is_in_block,
@@ -553,7 +571,7 @@ class NodeAgents:
             return ranks
 
         calls = self._send("progress", devices, lambda node_devices: (_process_ids(node_devices),))
-        return _request(calls, timeouts.AGENT_ANSWER_S, read)
+        return _request(calls, timeouts.AGENT_ANSWER_S, by_rank)
 
     def ask_evidence(self, devices: Sequence[Device]) -> Request[Evidence]:
         """Ask for evidence on the ranks; it is empty if an agent does not answer in 6 s.
@@ -561,7 +579,7 @@ class NodeAgents:
         Args:
             devices: in rank order.
         """
-        places = {
+        places_by_uuid = {
             device.uuid: RankPlace(
                 rank=rank,
                 host=device.host,
@@ -573,23 +591,24 @@ class NodeAgents:
             for rank, device in enumerate(devices)
         }
         # NCCL's RAS service answers for all nodes, so only the agent of rank 0 asks the service.
-        first = devices[0]
+        rank_0 = devices[0]
 
         def arguments(node_devices: list[Device]) -> tuple[Any, ...]:
-            asks_nccl = first.kind == "cuda" and node_devices[0].node_id == first.node_id
-            return tuple(places[device.uuid] for device in node_devices), len(devices), asks_nccl
+            places = tuple(places_by_uuid[device.uuid] for device in node_devices)
+            asks_ras = rank_0.kind == "cuda" and node_devices[0].node_id == rank_0.node_id
+            return places, len(devices), asks_ras
 
-        def read(answers: Mapping[str, Any]) -> Evidence:
+        def merge(answers: Mapping[str, Any]) -> Evidence:
             ranks = list(chain.from_iterable(ranks for ranks, _ in answers.values()))
             if len(ranks) < len(devices):
                 return Evidence(ranks=())
             ranks.sort(key=lambda rank: rank.rank)
             pids = [rank.process.pid for rank in ranks]
-            _, ras_answer = answers[first.node_id]
+            _, ras_answer = answers[rank_0.node_id]
             return Evidence(ranks=tuple(ranks), ras=read_ras(ras_answer, pids))
 
         calls = self._send("hang_evidence", devices, arguments)
-        return _request(calls, timeouts.HANG_ANSWER_S, read)
+        return _request(calls, timeouts.HANG_ANSWER_S, merge)
 
     def wait_until_free(self, devices: Sequence[Device], timeout_s: float) -> tuple[str, ...]:
         """Wait until GPUs of ended workers use at most 256 MiB more than at the agents' start.
@@ -600,18 +619,22 @@ class NodeAgents:
         gpus = [device for device in devices if device.kind == "cuda"]
         deadline_s = time.monotonic() + timeout_s
         while True:
+            # Node id -> UUID -> growth in bytes.
             growth = self._ask(
                 "memory_growth_bytes",
                 gpus,
                 lambda node_devices: ([gpu.uuid for gpu in node_devices],),
             )
-            sizes = [(gpu, growth.get(gpu.node_id, {}).get(gpu.uuid, 0)) for gpu in gpus]
-            unfreed = [(gpu, size) for gpu, size in sizes if size > _MAX_LEFT_BYTES]
+            unfreed = []
+            for gpu in gpus:
+                grown_bytes = growth.get(gpu.node_id, {}).get(gpu.uuid, 0)
+                if grown_bytes > _MAX_LEFT_BYTES:
+                    unfreed.append((gpu, grown_bytes))
             if not unfreed or time.monotonic() > deadline_s:
                 return tuple(
-                    f"{size / GIB:.1f} GiB of cuda:{gpu.index} on {gpu.host} are not free "
+                    f"{grown_bytes / GIB:.1f} GiB of cuda:{gpu.index} on {gpu.host} are not free "
                     f"{timeout_s:g} s after its worker ended"
-                    for gpu, size in unfreed
+                    for gpu, grown_bytes in unfreed
                 )
             time.sleep(_POLL_S)
 
@@ -624,15 +647,16 @@ class NodeAgents:
             calls: dict[Any, _Node] = {}
             for node in self._nodes.values():
                 if node.devices and node.node_id not in self._silent:
-                    node.samples = node.samples or node.agent.drain.remote()
-                    calls[node.samples] = node
+                    # A slow agent may still have the call of an earlier `drain`.
+                    node.drain_call = node.drain_call or node.agent.drain.remote()
+                    calls[node.drain_call] = node
         if not calls:
             return ()
         # Do not hold the lock while waiting, because running points query their nodes.
         done, _ = ray.wait(list(calls), num_returns=len(calls), timeout=timeouts.AGENT_ANSWER_S)
         with self._lock:
             for call in done:
-                calls[call].samples = None
+                calls[call].drain_call = None
         samples = _collect({call: calls[call].node_id for call in done}, 0.0)
         return tuple(chain.from_iterable(samples.values()))
 
@@ -660,7 +684,8 @@ class NodeAgents:
         Args:
             answers, devices: in rank order.
         """
-        spans = {
+        # UUID -> timed spans.
+        spans_ns = {
             device.uuid: answer.timed_at_ns
             for answer, device in zip(answers, devices, strict=True)
             if isinstance(answer, Measurement) and device.kind == "cuda"
@@ -668,20 +693,21 @@ class NodeAgents:
         with self._lock:
             for answer, device in zip(answers, devices, strict=True):
                 self._unreported_ended[device.node_id].update(answer.ended_processes)
-            ended = {
+            # Node id -> ids of processes.
+            ended_ids = {
                 node_id: sorted(self._unreported_ended[node_id])
                 for node_id in _group_by_node(devices)
             }
 
         def arguments(node_devices: list[Device]) -> tuple[Any, ...]:
-            uuids = [device.uuid for device in node_devices if device.uuid in spans]
-            node_spans = {uuid: spans[uuid] for uuid in uuids}
-            return _process_ids(node_devices), node_spans, ended[node_devices[0].node_id]
+            uuids = [device.uuid for device in node_devices if device.uuid in spans_ns]
+            node_spans_ns = {uuid: spans_ns[uuid] for uuid in uuids}
+            return _process_ids(node_devices), node_spans_ns, ended_ids[node_devices[0].node_id]
 
         replies = self._ask("end_point", devices, arguments)
         with self._lock:
             for node_id in replies:
-                self._unreported_ended[node_id].difference_update(ended[node_id])
+                self._unreported_ended[node_id].difference_update(ended_ids[node_id])
         result: list[RankAnswer] = []
         for answer, device in zip(answers, devices, strict=True):
             outputs, clocks = replies.get(device.node_id, ({}, {}))
@@ -728,7 +754,8 @@ class NodeAgents:
     ) -> dict[Any, str]:
         """Call a method of the agents of `devices`; return call -> node id. Do not wait."""
         with self._lock:
-            agents = {node: self._nodes[node].agent for node in self._nodes.keys() - self._silent}
+            asked_ids = self._nodes.keys() - self._silent
+            agents = {node_id: self._nodes[node_id].agent for node_id in asked_ids}
         calls = {}
         for node_id, node_devices in _group_by_node(devices).items():
             if node_id in agents:

@@ -166,8 +166,10 @@ class WorkerPool:
         """The number of devices that the pool still needs for its workers."""
         if self._device_list and not self._unclaimed_names:
             return 0
-        held_count = len(self._workers) + len(self._starting) + len(self._unlisted)
-        return max(0, self._target_count - held_count + len(self.lost))
+        # `_workers` includes lost workers.
+        usable_count = len(self._workers) - len(self.lost)
+        held_count = usable_count + len(self._starting) + len(self._unlisted)
+        return max(0, self._target_count - held_count)
 
     @property
     def _unclaimed_names(self) -> list[str]:
@@ -231,6 +233,7 @@ class WorkerPool:
             self.lose(self._agents.silent_nodes())
             now_s = time.monotonic()
             self._is_waiting = now_s < self._wait_until_s
+            # Drop the requests for devices that the pool no longer needs.
             awaited = self._missing_count if self._is_waiting else 0
             self._requests.ask_for(min(len(self._requests), awaited))
             if (
@@ -240,7 +243,7 @@ class WorkerPool:
                 self._looked_for_workers_s = now_s
                 # Do not hold the lock: this may wait for a node, and points must go on.
                 self._start_missing_workers()
-            results = self._take_results(self._starting, 0.0, self._start_limit_s)
+            results = self._take_results(self._starting, wait_s=0.0, limit_s=self._start_limit_s)
             # A list, so that every worker is added.
             has_come = any([self._add_late_worker(result) for result in results])
             if has_come or not self.pending or time.monotonic() >= deadline_s:
@@ -282,8 +285,12 @@ class WorkerPool:
         while starts:
             for start in starts:
                 workers_by_slot[start.slot].process = start.process
-            look_s, limit_s = timeouts.LOOK_FOR_WORKERS_EVERY_S, timeouts.WORKER_START_S
-            for result in self._take_results(starts, look_s, limit_s):
+            results = self._take_results(
+                starts,
+                wait_s=timeouts.LOOK_FOR_WORKERS_EVERY_S,
+                limit_s=timeouts.WORKER_START_S,
+            )
+            for result in results:
                 slot = result.start.slot
                 worker, variables = workers_by_slot[slot], result.start.process.environment
                 if result.failure and variables and not worker.lost_because:
@@ -375,14 +382,14 @@ class WorkerPool:
         begun_s = time.monotonic()
         limit_s = max(self._wait_s, timeouts.FIRST_DEVICE_S)
         # Hosts that give no device, although Ray counts a free device there.
-        mute_hosts = self._start_missing_workers()
+        unresponsive_hosts = self._start_missing_workers()
         while self._missing_count and time.monotonic() < begun_s + limit_s:
             if self._starting and time.monotonic() > begun_s + timeouts.FREE_SOON_S:
                 # Begin with fewer workers; `refresh` starts the other workers.
                 break
             time.sleep(timeouts.POLL_EVERY_S)
-            mute_hosts = self._start_missing_workers()
-        for host in mute_hosts:
+            unresponsive_hosts = self._start_missing_workers()
+        for host in unresponsive_hosts:
             self._log(f"node {host} gives no worker: it may be frozen or cut off; see `ray status`")
         if not self._starting:
             raise self._no_device_error(limit_s)
@@ -392,8 +399,11 @@ class WorkerPool:
         deadline_s = time.monotonic() + self._start_limit_s
         workers: list[WorkerHandle] = []
         while self._starting and time.monotonic() < deadline_s:
-            look_s = timeouts.LOOK_FOR_WORKERS_EVERY_S
-            for result in self._take_results(self._starting, look_s, math.inf):
+            # No limit of a start: after `deadline_s`, `refresh` takes the processes that are late.
+            results = self._take_results(
+                self._starting, wait_s=timeouts.LOOK_FOR_WORKERS_EVERY_S, limit_s=math.inf
+            )
+            for result in results:
                 if result.failure:
                     raise ClusterError(result.failure)
                 if worker := self._new_worker(result):
@@ -432,7 +442,7 @@ class WorkerPool:
 
         # Use the devices that requests have brought.
         nodes = {node["NodeID"]: node for node in ray_nodes()}
-        usable, mute_nodes = self._usable_devices(free, nodes)
+        usable, unresponsive_nodes = self._usable_devices(free, nodes)
         unusable_count = free.total() - usable.total()
         slots: list[Slot] = []
         for slot in placed:
@@ -448,21 +458,21 @@ class WorkerPool:
         held = hold_devices(kind, counts)
         # If no node at all gives a device, the nodes need not be the reason.
         if held or slots or self._starting:
-            mute_nodes |= counts.keys() - {slot.node_id for slot in held}
+            unresponsive_nodes |= counts.keys() - {slot.node_id for slot in held}
         slots += held
 
         # Request devices before starting workers, because a new node takes minutes. Request none
         # while unusable devices are free, because Ray would place the requests there.
         self._request_devices(0 if unusable_count else self._missing_count - len(slots))
         self._start_on(slots)
-        return sorted(nodes[node]["NodeManagerHostname"] for node in mute_nodes)
+        return sorted(nodes[node]["NodeManagerHostname"] for node in unresponsive_nodes)
 
     def _usable_devices(
         self, free: Mapping[str, int], nodes: Mapping[str, Mapping[str, Any]]
     ) -> tuple[Counter[str], set[str]]:
-        """Return node id -> number of free devices that may get workers, and the mute nodes.
+        """Return node id -> number of free devices that may get workers, and unresponsive nodes.
 
-        The raylet of a mute node does not answer.
+        The raylet of an unresponsive node does not answer.
 
         Args:
             free: node id -> number of free devices.
@@ -472,19 +482,20 @@ class WorkerPool:
         usable = Counter({node: count for node, count in free.items() if node not in barred})
         # Leave out nodes that do not listen: Ray waits minutes for a node that is cut off, and
         # gives no device of other nodes until then.
-        mute_nodes = set()
+        unresponsive_nodes = set()
         for node in usable:
             raylet = "{NodeManagerAddress}:{NodeManagerPort}".format(**nodes[node])
             if why_not_listening(raylet, timeouts.NODE_CONNECT_S):
-                mute_nodes.add(node)
-        for node in mute_nodes:
+                unresponsive_nodes.add(node)
+        for node in unresponsive_nodes:
             del usable[node]
         if self.kind == "cpu" and self._device_list:
-            wanted = self._device_list.cpu_workers()
+            listed_workers = self._device_list.cpu_workers()
             for node in usable:
-                listed = wanted.get(nodes[node]["NodeManagerHostname"], 0)
-                usable[node] = max(0, min(usable[node], listed - self._started_counts[node]))
-        return usable, mute_nodes
+                listed_count = listed_workers.get(nodes[node]["NodeManagerHostname"], 0)
+                missing_count = max(0, listed_count - self._started_counts[node])
+                usable[node] = min(usable[node], missing_count)
+        return usable, unresponsive_nodes
 
     def _request_devices(self, count: int) -> None:
         """Until the end of --wait, request up to `count` devices that the cluster does not have."""
@@ -543,7 +554,7 @@ class WorkerPool:
         """
         answers = [start.answer for start in starts]
         done = ray.wait(answers, num_returns=1, timeout=wait_s)[0] if answers else []
-        if done:
+        if done:  # take all answers that are there
             done = ray.wait(answers, num_returns=len(answers), timeout=0)[0]
 
         results: list[_StartResult] = []
@@ -667,11 +678,12 @@ def _racks() -> dict[str, str]:
     return racks
 
 
-def _missing_devices_error(only: DeviceList, missing: Sequence[str]) -> ClusterError:
-    others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+def _missing_devices_error(device_list: DeviceList, missing: Sequence[str]) -> ClusterError:
+    first_name, *other_names = missing
+    others = f" and {len(other_names)} more" if other_names else ""
     return ClusterError(
-        f"{only.source}: the cluster does not give {missing[0]}{others}: it is not there, or "
-        "others have it; take it out of the list, or wait for it with --wait SECONDS"
+        f"{device_list.source}: the cluster does not give {first_name}{others}: it is not there, "
+        "or others have it; take it out of the list, or wait for it with --wait SECONDS"
     )
 
 
@@ -683,24 +695,29 @@ def _kill_and_release(workers: Sequence[WorkerHandle | _Start]) -> None:
         remove_placement_group(placement)
 
 
-def _check_listed_hosts(listed: DeviceList) -> None:
-    """Raise ClusterError if a host of the device list is not in the cluster."""
+def _check_listed_hosts(device_list: DeviceList) -> None:
+    """Raise ClusterError if a host of a list of CPU workers is not in the cluster."""
     hosts = {node["NodeManagerHostname"] for node in ray_nodes() if node["Alive"]}
-    missing = [name for name in listed.names if name.rpartition(":")[0] not in hosts]
+    missing = []
+    for name in device_list.names:  # HOST:INDEX
+        host, _, _ = name.rpartition(":")
+        if host not in hosts:
+            missing.append(name)
     if missing:
-        raise _missing_devices_error(listed, missing)
+        raise _missing_devices_error(device_list, missing)
 
 
 def _check_devices(devices: Sequence[Device]) -> None:
-    """Raise ClusterError if two workers have the same device, or other versions than the driver."""
-    if shared := allocator.devices_shared(devices):
-        raise ClusterError(f"several workers were given the same device: {', '.join(shared)}")
+    """Raise ClusterError if workers share a device, or have other packages than the driver."""
+    if shared_uuids := allocator.devices_shared(devices):
+        names = ", ".join(shared_uuids)
+        raise ClusterError(f"several workers were given the same device: {names}")
     driver_versions = package_versions()
     for device in devices:
         for name in driver_versions.keys() & device.versions.keys():
-            here, there = driver_versions[name], device.versions[name]
-            if here != there:
+            driver_version, worker_version = driver_versions[name], device.versions[name]
+            if driver_version != worker_version:
                 raise ClusterError(
-                    f"{name} is {here} here and {there} on {device.host} "
+                    f"{name} is {driver_version} here and {worker_version} on {device.host} "
                     f"({device.address}): install the same version on every node"
                 )

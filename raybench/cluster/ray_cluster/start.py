@@ -153,12 +153,13 @@ def connect_ray(
     capacity = gpus if is_cuda else cpus
 
     # Find the ports that a `HeadMonitor` watches.
-    (node,) = (node for node in nodes if node["NodeID"] == own_node_id)
+    [own_node] = [node for node in nodes if node["NodeID"] == own_node_id]
+    # Program in words -> port; 0 if the program does not listen.
     ports = {
-        "this host's Ray": node["NodeManagerPort"],
-        "the agent of this host's Ray that starts workers": node.get("RuntimeEnvAgentPort", 0),
+        "this host's Ray": own_node["NodeManagerPort"],
+        "the agent of this host's Ray that starts workers": own_node.get("RuntimeEnvAgentPort", 0),
     }
-    host = node["NodeManagerAddress"]
+    host = own_node["NodeManagerAddress"]
     return Connection(
         where=where,
         needed={
@@ -166,6 +167,7 @@ def connect_ray(
             **{name: f"{host}:{port}" for name, port in ports.items() if port > 0},
         },
         kind="cuda" if is_cuda else "cpu",
+        # With --wait, missing devices may still join.
         capacity=max(capacity, wanted, 1) if wait_s else capacity,
         wait_s=wait_s,
         folder=folder,
@@ -205,6 +207,7 @@ def _describe_joined(address: str) -> str:
 
 
 def _join(head: _Head, end: Callable[[str], None]) -> None:
+    """Join the cluster of a head that has answered; raise ClusterError if this fails."""
     # Without this check, Ray would search for a minute, and then give no reason.
     if not ray_internals.has_node_on_this_host():
         raise ClusterError(
@@ -226,8 +229,9 @@ def _find_head(address: str) -> _Head:
     if address == "local":
         return _Head("", option)
     if address == "auto":
-        # Ray's own "auto" would join any raylet, even the private Ray of another sweep, and would
-        # trust an address file that any user may have written.
+        # Neither --address nor RAY_ADDRESS names a cluster. Ray's own "auto" would join any raylet,
+        # even the private Ray of another sweep, and would trust an address file that any user may
+        # have written.
         address, why_not = find_own_cluster()
         if not address:
             return _Head("", option, why_not)
@@ -304,7 +308,8 @@ def find_own_cluster() -> OwnCluster:
     # only if a trusted raylet uses it. A private Ray has no such file.
     raylets = _trusted_raylets()
     address = _read_address(ray_internals.default_folder())
-    if any(head == address for head, _ in raylets):
+    trusted_heads = {head for head, _ in raylets}
+    if address in trusted_heads:
         return OwnCluster(address, "")
     other_heads = {head for head, folder in raylets if _read_address(folder) == head}
     if len(other_heads) > 1:
@@ -323,11 +328,12 @@ def _trusted_raylets() -> set[tuple[str, Path]]:
     """Return (address of the head, Ray's folder) of each raylet of this user or of root."""
     raylets = set()
     for process in psutil.process_iter(["cmdline", "uids"]):
-        words, uids = process.info["cmdline"] or [""], process.info["uids"]
-        if words[0].endswith("/raylet") and uids and uids.real in (0, os.geteuid()):
+        arguments, uids = process.info["cmdline"] or [""], process.info["uids"]
+        is_trusted = uids is not None and uids.real in (0, os.geteuid())
+        if arguments[0].endswith("/raylet") and is_trusted:
             options = {}
-            for word in words:
-                name, _, value = word.partition("=")
+            for argument in arguments:
+                name, _, value = argument.partition("=")
                 options[name] = value
             raylets.add((options.get("--gcs-address", ""), Path(options.get("--temp_dir", ""))))
     return raylets
