@@ -19,12 +19,12 @@ def in_device_order(devices: Sequence[Device]) -> list[int]:
     The order in which Ray lists devices changes from run to run.
     """
 
-    def place(position: int) -> tuple[str, str, str, int, str]:
+    def sort_key(position: int) -> tuple[str, str, str, int, str]:
         device = devices[position]
         # Nodes on the same host share an address, but not a node id.
         return (device.rack, device.address, device.node_id, device.index, device.uuid)
 
-    return sorted(range(len(devices)), key=place)
+    return sorted(range(len(devices)), key=sort_key)
 
 
 def counts_by_node(
@@ -39,9 +39,9 @@ def counts_by_node(
     by_rack: dict[str, dict[str, list[_Candidate]]] = {}
     for node, free_count in sorted(free.items()):
         rack = (racks or {}).get(node, "")
-        by_rack.setdefault(rack, {})[node] = [
-            _Candidate(node, index, index) for index in range(free_count)
-        ]
+        # Which devices of the node are free does not matter, so number the devices from 0.
+        candidates = [_Candidate(node, rail=n, number=n) for n in range(free_count)]
+        by_rack.setdefault(rack, {})[node] = candidates
     chosen = _in_choice_order(by_rack, strategy)[:count]
     return dict(Counter(candidate.node_id for candidate in chosen))
 
@@ -90,8 +90,9 @@ def _in_choice_order(
 def _round_robin(groups: Iterable[Sequence[_Candidate]]) -> list[_Candidate]:
     """Return the first device of each group, then the second of each group, and so on."""
     devices: list[_Candidate] = []
-    for turn in zip_longest(*groups):
-        devices += [device for device in turn if device is not None]
+    for one_of_each_group in zip_longest(*groups):
+        # None stands for a group without further devices.
+        devices += [device for device in one_of_each_group if device is not None]
     return devices
 
 
@@ -185,7 +186,7 @@ class DeviceAllocator:
             device, node = devices[worker_id], devices[worker_id].node_id
             self._workers_of_node.setdefault(node, []).append(worker_id)
             self._rack_and_model.setdefault(node, (device.rack, device.name))
-            candidate = _Candidate(node, device.index, worker_id)
+            candidate = _Candidate(node, rail=device.index, number=worker_id)
             racks.setdefault(device.rack, {}).setdefault(node, []).append(candidate)
         # On the idle cluster, a point with n devices gets the first n workers of this list.
         self._choice_order = [candidate.number for candidate in _in_choice_order(racks, strategy)]
@@ -253,10 +254,12 @@ class DeviceAllocator:
             for rack, idle_nodes in idle_racks.items():
                 most_idle_last = sorted(idle_nodes, key=lambda node: len(idle[node]))
                 for choose_workers in self._ways_to_choose(idle_nodes):
+                    # Node -> chosen workers; empty if the shape does not fit into this rack.
                     chosen = self._fill_shape(shape, most_idle_last, choose_workers)
                     unused = sum(len(idle_nodes[node]) - len(ids) for node, ids in chosen.items())
                     if chosen and (best is None or unused < best.unused):
-                        best = _RackChoice(unused, rack, [*chain.from_iterable(chosen.values())])
+                        worker_ids = list(chain.from_iterable(chosen.values()))
+                        best = _RackChoice(unused, rack, worker_ids)
             if best is None:
                 return None
             del idle_racks[best.rack]
@@ -277,9 +280,10 @@ class DeviceAllocator:
         for node, worker_ids in idle.items():
             by_index[node] = {self._devices[worker_id].index: worker_id for worker_id in worker_ids}
         rails = sorted(set(chain.from_iterable(by_index.values())))
-        # All nodes must give devices of the same indices, and each index may be the first.
+        # All nodes must give devices of the same indices (rails), and each rail may be the first.
         for start in range(len(rails)):
-            yield partial(_choose_on_rails, by_index, rails[start:] + rails[:start])
+            rotated_rails = rails[start:] + rails[:start]
+            yield partial(_choose_on_rails, by_index, rotated_rails)
 
     def _fill_shape(
         self, shape: _Shape, nodes: Iterable[str], choose_workers: _ChooseWorkers
@@ -306,20 +310,21 @@ class DeviceAllocator:
             return ()
         workers = self._workers_of_node[node]
         position = {worker_id: position for position, worker_id in enumerate(workers)}
-        # Split the idle workers into rows of neighbours, and take the shortest row that suffices.
-        rows: list[list[int]] = []
+        # Split the idle workers into runs of neighbours, and take the shortest run that suffices.
+        runs: list[list[int]] = []
         for worker_id in idle[node]:
-            if rows and position[worker_id] == position[rows[-1][-1]] + 1:
-                rows[-1].append(worker_id)
+            if runs and position[worker_id] == position[runs[-1][-1]] + 1:
+                runs[-1].append(worker_id)
             else:
-                rows.append([worker_id])
-        long_rows = [row for row in rows if len(row) >= count]
-        row = min(long_rows, key=len, default=list(idle[node]))
+                runs.append([worker_id])
+        long_runs = [run for run in runs if len(run) >= count]
+        run = min(long_runs, key=len, default=list(idle[node]))
         # Begin at a multiple of `count` if possible, because pairs and quartets of devices are
         # wired together.
-        starts = range(len(row) - count + 1)
-        start = next((start for start in starts if position[row[start]] % count == 0), 0)
-        return row[start : start + count]
+        starts = range(len(run) - count + 1)
+        aligned_starts = [start for start in starts if position[run[start]] % count == 0]
+        start = aligned_starts[0] if aligned_starts else 0
+        return run[start : start + count]
 
 
 def _choose_on_rails(

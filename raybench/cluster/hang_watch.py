@@ -136,9 +136,11 @@ class HangWatch:
                 look = next_look(standing.progress, looks_since_progress)
             pause_s = look.due_s - time.monotonic() if look else timeouts.HANG_PROGRESS_EVERY_S
             if look and pause_s <= 0:
-                is_complete = yield from self._look(look)
-                looks_since_progress += is_complete
-                pause_s = timeouts.HANG_POLL_S if is_complete else timeouts.HANG_PROGRESS_EVERY_S
+                have_all_answered = yield from self._look(look)
+                pause_s = timeouts.HANG_PROGRESS_EVERY_S
+                if have_all_answered:
+                    looks_since_progress += 1
+                    pause_s = timeouts.HANG_POLL_S
             # After a verdict the rank may go on, so read its progress more often.
             max_pause_s = timeouts.HANG_LONGEST_PAUSE_S
             if self._finding is not None:
@@ -146,16 +148,18 @@ class HangWatch:
             yield from _pause(min(pause_s, max_pause_s))
 
     def _read_progress(self) -> _Coroutine[_Standing]:
-        """Return how far the running ranks are; drop the finding if one has made progress."""
+        """Return how far the running ranks are; drop the finding if a rank has made progress."""
         running, has_progressed = self._running, self._has_rank_ended
         self._has_rank_ended = False
         answer = yield from self._wait_for(self._ranks.ask_progress())
         progress = {rank: answer[rank] for rank in running if rank in answer}
-        for rank, now in progress.items():
-            blocks = (now.blocks, now.is_in_block)
+        for rank, rank_progress in progress.items():
+            blocks = (rank_progress.blocks, rank_progress.is_in_block)
             # The first known progress of a rank says nothing: its agent may have answered late.
-            has_progressed |= self._blocks.get(rank, blocks) != blocks
+            blocks_before = self._blocks.get(rank, blocks)
+            has_progressed |= blocks != blocks_before
             self._blocks[rank] = blocks
+        # A rank may have ended while this method waited for the answer.
         has_progressed |= self._has_rank_ended
         if has_progressed:
             self._finding = None
@@ -182,9 +186,11 @@ class HangWatch:
             collections.append(evidence.with_ended_ranks(ended))
         standing = yield from self._read_progress()
         *earlier_collections, last = collections
+        # `judge` returns None if a rank has moved since the earlier evidence.
         verdicts = [judge(last, earlier, look.min_wait_s) for earlier in earlier_collections]
         verdict = verdicts[0]
-        if None in verdicts or verdict is None or verdict.cause is HangCause.UNKNOWN:
+        is_confirmed = None not in verdicts
+        if not is_confirmed or verdict is None or verdict.cause is HangCause.UNKNOWN:
             self._finding = None
         elif not standing.has_progressed:
             self._keep(verdict, last)

@@ -133,7 +133,7 @@ def rank_process(worker_pid: int) -> int:
 
 
 def ask(pids: Sequence[int], timeout_s: float) -> tuple[ProcessAnswer, ...]:
-    """Ask processes of this host in parallel, and return their answers in the same order."""
+    """Ask processes of this host for stack and flight recorder; return answers in this order."""
     deadline_s = time.monotonic() + timeout_s
     requests = [_PendingRequest(pid) for pid in pids]
     while True:
@@ -199,28 +199,35 @@ class _PendingRequest:
 class _ResponderFiles:
     """The memory files of another process's responder, opened through /proc/PID/fd."""
 
-    def __init__(self, pid: int, facts: dict[str, Any], stacks: int, answers: int) -> None:
-        self._pid, self._facts = pid, facts
-        self._stacks, self._answers = stacks, answers
+    def __init__(
+        self, pid: int, facts: dict[str, Any], stacks_file: int, answers_file: int
+    ) -> None:
+        self._pid = pid
+        # What the responder has written about itself: pid, thread, signal, pipe, ras.
+        self._facts = facts
+        # File descriptors.
+        self._stacks_file, self._answers_file = stacks_file, answers_file
         self.thread: int = facts["thread"]
         self.ras_address: str | None = facts.get("ras")
         # The stacks of earlier requests end here.
-        self._stack_begin = os.fstat(stacks).st_size
+        self._stack_begin = os.fstat(stacks_file).st_size
 
     @classmethod
     def find(cls, pid: int) -> _ResponderFiles | None:
         """Open the files of the responder; None if the process has no responder of its own."""
         paths = dict(_memory_files(pid))
-        if not {responder.STACKS, responder.ANSWERS} <= paths.keys():
+        if responder.STACKS not in paths or responder.ANSWERS not in paths:
             return None
         opened = []
         try:
-            for name in (responder.STACKS, responder.ANSWERS):
-                opened.append(os.open(paths[name], os.O_RDONLY))
-            facts = _read_json(opened[1], responder.FACTS_AT)
+            stacks_file = os.open(paths[responder.STACKS], os.O_RDONLY)
+            opened.append(stacks_file)
+            answers_file = os.open(paths[responder.ANSWERS], os.O_RDONLY)
+            opened.append(answers_file)
+            facts = _read_json(answers_file, responder.FACTS_AT)
             # A forked child has the files of its parent open.
             if facts and facts["pid"] == pid:
-                return cls(pid, facts, *opened)
+                return cls(pid, facts, stacks_file, answers_file)
         except (OSError, KeyError):
             pass
         for file in opened:
@@ -254,41 +261,44 @@ class _ResponderFiles:
 
     def read_stack(self) -> str:
         """Return the new stack; empty while it is incomplete."""
-        size = os.fstat(self._stacks).st_size - self._stack_begin
-        text = os.pread(self._stacks, size, self._stack_begin).decode(errors="replace")
+        end = os.fstat(self._stacks_file).st_size
+        size = end - self._stack_begin
+        text = os.pread(self._stacks_file, size, self._stack_begin).decode(errors="replace")
         # faulthandler writes a line in pieces, so only text that has stopped growing is complete.
-        has_grown = size < os.fstat(self._stacks).st_size - self._stack_begin
+        has_grown = os.fstat(self._stacks_file).st_size > end
         is_complete = text.endswith("\n") and text.count("\n") > 1 and not has_grown
         return text if is_complete else ""
 
     def read_dumps(self, request_id: int) -> Dumps | None:
         """Return the answer to the request; None while it is incomplete."""
-        head = _read_json(self._answers, responder.HEAD_AT)
-        if not head or head.get("request") != request_id:
+        # The responder writes this header last.
+        header = _read_json(self._answers_file, responder.HEADER_AT)
+        if not header or header.get("request") != request_id:
             return None
+        # Name of a part (the stack, or torch's dump function) -> its bytes.
         data, offset = {}, responder.BODY_AT
-        for name, size in head["sizes"].items():
-            data[name] = os.pread(self._answers, size, offset)
+        for name, size in header["sizes"].items():
+            data[name] = os.pread(self._answers_file, size, offset)
             offset += size
         stack = data.pop(responder.STACK).decode(errors="replace")
-        return Dumps(now_ns=head["now_ns"], data=data, stack=stack, error=head["error"])
+        return Dumps(now_ns=header["now_ns"], data=data, stack=stack, error=header["error"])
 
     def read_progress(self) -> BlockProgress | None:
         """Return the record of `responder.Blocks`; None before its first write."""
-        data = os.pread(self._answers, responder.BLOCKS.size, responder.BLOCKS_AT)
+        data = os.pread(self._answers_file, responder.BLOCKS.size, responder.BLOCKS_AT)
         if len(data) < responder.BLOCKS.size:
             return None
         blocks, began_ns, changed_ns, longest_ns = responder.BLOCKS.unpack(data)
         return BlockProgress(
             blocks=blocks,
-            is_in_block=began_ns > 0,
+            is_in_block=began_ns > 0,  # 0 between blocks
             age_s=(time.monotonic_ns() - changed_ns) / _NS_PER_S,
             longest_block_s=longest_ns / _NS_PER_S,
         )
 
     def close(self) -> None:
-        os.close(self._stacks)
-        os.close(self._answers)
+        os.close(self._stacks_file)
+        os.close(self._answers_file)
 
 
 @contextmanager
@@ -336,6 +346,7 @@ def read_facts(pid: int, thread: int | None = None) -> ProcessFacts:
     state = process_stat[0] if is_process_state else stat[0]
     kernel_wait = ""
     with suppress(OSError):
+        # The kernel writes "0" while the thread runs.
         kernel_wait = (thread_folder / "wchan").read_text().strip("0 \n")
     ticks = int(stat[_USER_TICKS]) + int(stat[_SYSTEM_TICKS])
     cpu_s = ticks / os.sysconf("SC_CLK_TCK")
@@ -364,6 +375,7 @@ def has_handler(status: Path, signal_number: int) -> bool:
         return False
     for line in text.splitlines():
         if line.startswith("SigCgt:"):
+            # A mask in hexadecimal, whose lowest bit is signal 1.
             handled_signals = int(line.split()[1], 16)
             return bool(handled_signals >> (signal_number - 1) & 1)
     return False

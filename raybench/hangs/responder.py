@@ -32,10 +32,10 @@ from typing import Any
 
 STACKS = "raybench-hang-stacks"
 ANSWERS = "raybench-hang-answers"
-# Offsets in ANSWERS: facts about this process, head of the last answer, progress, body of the
+# Offsets in ANSWERS: facts about this process, header of the last answer, progress, body of the
 # answer.
-FACTS_AT, HEAD_AT, BLOCKS_AT, BODY_AT = 0, 512, 1024, 1536
-# Facts and head are JSON, padded with zeros to this size and written by one call.
+FACTS_AT, HEADER_AT, BLOCKS_AT, BODY_AT = 0, 512, 1024, 1536
+# Facts and header are JSON, padded with zeros to this size and written by one call.
 JSON_BYTES = 512
 # The record of `Blocks`: number of finished blocks, begin of the current block (0: no block runs),
 # last change, length of the longest block. Times are ns of the monotonic clock, which all processes
@@ -51,7 +51,7 @@ STACK = "stack"
 REQUEST_BYTES = 8
 # torch's functions that dump the recorder: of NCCL groups (in builds for CUDA), of other groups.
 _DUMP_FUNCTIONS = ("_dump_nccl_trace", "_dump_fr_trace")
-# Programs use few real-time signals, and mostly the first ones.
+# Number of real-time signals that are left to other programs.
 _SKIPPED_SIGNALS = 9
 _MAX_ERROR_CHARACTERS = 80
 
@@ -116,6 +116,7 @@ class Responder:
 
     def _register_signal(self) -> int | None:
         """Register faulthandler for a free signal; return None if no signal is free."""
+        # Programs use few real-time signals, and mostly the first ones.
         for number in range(signal.SIGRTMIN + _SKIPPED_SIGNALS, signal.SIGRTMAX + 1):
             if signal.getsignal(number) is signal.SIG_DFL:
                 # faulthandler cannot read the frames of other threads safely while they run.
@@ -147,8 +148,10 @@ class Responder:
                 self._write_answer(request)
 
     def _write_answer(self, request: int) -> None:
-        """Write the stack and the dumps, then the head, which marks the answer as complete."""
-        parts, error = {STACK: self._python_stack()}, ""
+        """Write the stack and the dumps, then the header, which marks the answer as complete."""
+        # Name of a part (the stack, or torch's dump function) -> its bytes.
+        parts = {STACK: self._python_stack()}
+        error = ""
         # A process without torch.distributed has no flight recorder.
         torch_distributed = sys.modules.get("torch._C._distributed_c10d")
         for name in _DUMP_FUNCTIONS:
@@ -166,8 +169,8 @@ class Responder:
                 error = ascii(raised)[:_MAX_ERROR_CHARACTERS]
         os.pwrite(self._answers_file, b"".join(parts.values()), BODY_AT)
         sizes = {name: len(part) for name, part in parts.items()}
-        head = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
-        self._write_json(HEAD_AT, head)
+        header = {"request": request, "now_ns": time.time_ns(), "sizes": sizes, "error": error}
+        self._write_json(HEADER_AT, header)
 
     def _python_stack(self) -> bytes:
         """Return the stack of the rank's thread in the format of faulthandler."""

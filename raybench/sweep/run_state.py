@@ -148,19 +148,20 @@ def code_of_job(job: Job) -> Code:
     return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])
 
 
-def run_to_resume(output: Path, text: str, job: Job) -> tuple[Path, Run]:
-    """Return the results folder and the run that `text` names, without locking the run.
+def run_to_resume(output: Path, run_name: str, job: Job) -> tuple[Path, Run]:
+    """Return the results folder and the named run, without locking the run.
 
     Args:
-        output: the results folder, unless `text` has a path.
-        text: see `find_run`.
+        output: the results folder, unless `run_name` has a path.
+        run_name: an id, or another name of a run: see `find_run`.
 
     Raises:
         ResultsError: no run or several match, or the run cannot be read.
         UsageError: the job differs from the job of the run.
     """
-    root, run_id = reader.find_run(output, text)
+    root, run_id = reader.find_run(output, run_name)
     run = reader.read_run(root, run_id)
+    # `run_id` is the name of a folder, which somebody may have renamed.
     if run.run_id != run_id:
         raise ResultsError(
             f"{root}/runs/{run_id}: is run {run.run_id} by its row; give its folders that name, "
@@ -180,8 +181,10 @@ def check_code(run: Run, code: Code) -> None:
     for name in differing_files(run.workload_files, code.workload):
         if name not in run.workload_files:
             differences.append(f"{name} is new")
+        elif name not in code.workload:
+            differences.append(f"{name} is gone")
         else:
-            differences.append(f"{name} {'has changed' if name in code.workload else 'is gone'}")
+            differences.append(f"{name} has changed")
     if run.raybench_sha256 != code.raybench_sha256:
         differences.append("raybench itself has changed")
     if differences:
@@ -197,9 +200,11 @@ def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
     Raises:
         ResultsError: the rows of the run cannot be read.
     """
+    # Trial -> row of its last attempt.
     latest = reader.latest(root, run_id)
-    first_round = {key.point_id: row.status for key, row in latest.items() if key.round == 1}
-    return with_probes(plan, first_round)
+    # Batch searches run in the first round.
+    statuses = {key.point_id: row.status for key, row in latest.items() if key.round == 1}
+    return with_probes(plan, statuses)
 
 
 def resume_run(
@@ -222,21 +227,23 @@ def resume_run(
     Raises:
         ResultsError: the rows of the run cannot be read.
     """
+    # Trial -> row of its last attempt.
     latest = reader.latest(root, run.run_id)
     ended: dict[TrialKey, Status] = {}
     kept: dict[TrialKey, Status] = {}
-    attempts: dict[str, int] = {}
+    attempts: dict[str, int] = {}  # point_id -> number of attempts
     for key, row in latest.items():
         ended[key] = row.status
         runs_again = row.status is not Status.OK and (retry_failed or row.status.is_retried)
         if not runs_again:
             kept[key] = row.status
         attempts[key.point_id] = max(row.attempt, attempts.get(key.point_id, 0))
-    key_columns = ["kind", "uuid", "host", "index"]
-    table = reader.read_table(root, "devices", run.run_id).select([*key_columns, "name"])
-    models = {}
-    for device in table.to_pylist():
-        models[device_key(*(device[column] for column in key_columns))] = device["name"]
+    columns = ["kind", "uuid", "host", "index", "name"]
+    table = reader.read_table(root, "devices", run.run_id).select(columns)
+    models = {}  # device key -> model
+    for row in table.to_pylist():
+        key = device_key(row["kind"], row["uuid"], row["host"], row["index"])
+        models[key] = row["name"]
 
     # If the driver was killed, `finished_at` is its last sign of life. Without `finished_at`, the
     # pause counts as 0, because another host may still work on the run.
@@ -267,16 +274,17 @@ def resume_run(
 def nothing_left_message(start: RunState) -> str:
     """Return the message for a run without trials to do."""
     text = f"run {start.run.run_id}: nothing to do"
+    # With --retry-failed, only the ok trials would not run again.
     ok_trials = {key: status for key, status in start.rounds.kept.items() if status is Status.OK}
-    with_failed_trials = replace(start.rounds, kept=ok_trials)
-    if with_failed_trials.todo:
+    rounds_with_retries = replace(start.rounds, kept=ok_trials)
+    if rounds_with_retries.todo:
         text += "; the points that failed: --retry-failed"
     return text
 
 
 def _difference(run: Run, job: Job) -> str:
-    """Return a list of settings of the job that have changed, as text."""
-    with suppress(JobError):
+    """Return in words the settings that differ between the job of the run and this job."""
+    with suppress(JobError):  # this version of raybench may refuse the older job
         before = job_from_text(
             "job.yaml", run.job_text, overrides_in(run.argv), on_cpu=bool(run.cpu_section)
         )
@@ -284,10 +292,11 @@ def _difference(run: Run, job: Job) -> str:
             old = dict(_dotted_settings(before.model_dump(mode="json")))
             new = dict(_dotted_settings(job.model_dump(mode="json")))
             differences = []
-            for key in dict.fromkeys([*old, *new]):
-                if old.get(key) != new.get(key) and key.split(".")[0] not in NOT_MEASURED:
-                    was, now = old.get(key, "not set"), new.get(key, "not set")
-                    differences.append(f"{key} was {was}, is {now}")
+            for setting in dict.fromkeys([*old, *new]):
+                section = setting.split(".")[0]
+                if old.get(setting) != new.get(setting) and section not in NOT_MEASURED:
+                    was, now = old.get(setting, "not set"), new.get(setting, "not set")
+                    differences.append(f"{setting} was {was}, is {now}")
             return _list_few(differences)
     return "its --set overrides, or what this version of raybench takes as defaults, differ"
 
@@ -299,6 +308,7 @@ def _list_few(differences: Sequence[str]) -> str:
 
 
 def _dotted_settings(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the name of each setting of a nested dict, as `measure.rounds`, and its value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _dotted_settings(inner, f"{path}.{key}" if path else str(key))

@@ -116,9 +116,11 @@ def run_sweep(
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
     """Return the `ClusterRequest.devices_wanted` of the run."""
     if where.only is not None:
-        return sum(where.only.cpu_workers().values()) or len(where.only.names)
+        # A list without CPU workers has GPUs.
+        cpu_worker_count = sum(where.only.cpu_workers().values())
+        return cpu_worker_count or len(where.only.names)
     if source is not None:
-        return 0
+        return 0  # all devices that are present
     sizes = [point.devices_needed for point in start.rounds.plan_left.points]
     may_run_together = job.placement.isolation == "device"
     # Waiting, or sharing cores, pays off only up to the devices of the largest point.
@@ -225,9 +227,11 @@ def record_run(
 
 
 def _note_event(event: Event, interrupts: Interrupts, source: PointSource) -> None:
+    """Count the points in flight, and give the records of ended points to the source."""
     if isinstance(event, PointStarted):
         interrupts.in_flight += 1
     elif isinstance(event, PointFinished | PointRetried):
         record = event.record
-        interrupts.in_flight -= record.status is not Status.SKIPPED
+        if record.status is not Status.SKIPPED:  # a skipped point has not started
+            interrupts.in_flight -= 1
         source.note(record)

@@ -133,6 +133,7 @@ class RayCluster:
         self._check_open()
         workers = [self._pool[worker_id] for worker_id in worker_ids]
         self._pool.lose(self._agents.silent_nodes())
+        # Worker id -> why no process starts with the variables of the task.
         refusals: Mapping[int, str] = {}
         if any(_needs_new_process(worker.process, task) for worker in workers):
             self._groups.leave(worker_ids)
@@ -140,6 +141,7 @@ class RayCluster:
         group = self._groups.join(worker_ids)
         losses = [worker.lost_because for worker in workers]
         if any(losses) or refusals:
+            # A point needs all its workers, so no rank runs.
             failures = []
             for rank, worker_id in enumerate(worker_ids):
                 refusal = refusals.get(worker_id, "")
@@ -345,7 +347,7 @@ def _answer_of(call: Any, rank: int, device: Device) -> RankAnswer:
                 detail=shorten_start(text, DETAIL_CHARACTERS),
             )
         # Take the worker's own exception, because Ray's text begins with the actor's name.
-        cause = getattr(error, "cause", None) or error
+        cause = getattr(error, "cause", None) or error  # only a RayTaskError has `cause`
         return Failure(
             rank=rank,
             status=Status.ERROR,
