@@ -47,7 +47,7 @@ class ProgramWatch:
         if self._before and passed_s < _SHORTEST_S:
             return self._busiest
         now = dict(_cpu_uses(own_ids))
-        busy = []
+        busy = []  # (busy cores, process)
         for key, use in now.items():
             before = self._before.get(key)
             # A process that began since the last look used all its time since then.
@@ -55,7 +55,7 @@ class ProgramWatch:
             cores = used_s / passed_s
             if self._before and cores >= _MIN_BUSY_CORES:
                 busy.append((cores, use.process))
-        busy.sort(key=lambda found: found[0], reverse=True)
+        busy.sort(key=lambda cores_and_process: cores_and_process[0], reverse=True)
         self._busiest = tuple(
             describe(process.pid, host, busy_cores=cores)
             for cores, process in busy[:_MOST_PROGRAMS]

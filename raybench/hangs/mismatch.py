@@ -55,6 +55,7 @@ def find_mismatch(calls_of_ranks: Mapping[int, RankCalls], pending: int) -> Mism
     oldest = max(min(rank_calls) for rank_calls in calls_of_ranks.values())
     newest = min(max(rank_calls) for rank_calls in calls_of_ranks.values())
     for number in range(max(oldest, pending - _MAX_CALLS_BACK), newest + 1):
+        # Rank -> its call with this number.
         calls = {}
         for rank, rank_calls in calls_of_ranks.items():
             if number in rank_calls:
@@ -102,18 +103,22 @@ def _judge(calls: Mapping[int, Call], history: Sequence[CallShape]) -> Mismatch:
         history: the calls before, which were the same on all ranks.
     """
     counts = Counter(_common_part(call.shape) for call in calls.values())
-    (right_shape, count), *_ = counts.most_common()
+    [(right_shape, count)] = counts.most_common(1)
     if count <= len(calls) / 2:
         # Without a majority the pattern of the earlier calls decides.
         prediction = predict(history)
         if prediction is None:
             return Mismatch(cause=HangCause.OTHER_COLLECTIVE)
         right_shape = _common_part(prediction.shape)
-    wrong_ranks = [rank for rank, call in calls.items() if _common_part(call.shape) != right_shape]
-    if len(wrong_ranks) == len(calls):
+    wrong_ranks, right_calls = [], []
+    for rank, call in calls.items():
+        if _common_part(call.shape) == right_shape:
+            right_calls.append(call)
+        else:
+            wrong_ranks.append(rank)
+    if not right_calls:
         return Mismatch(cause=HangCause.OTHER_COLLECTIVE)
-    called = calls[wrong_ranks[0]]
-    expected = next(call for rank, call in calls.items() if rank not in wrong_ranks)
+    called, expected = calls[wrong_ranks[0]], right_calls[0]
     cause = _classify(called.shape, expected.shape, history)
     return Mismatch(cause=cause, ranks=tuple(wrong_ranks), called=called, expected=expected)
 
@@ -121,12 +126,14 @@ def _judge(calls: Mapping[int, Call], history: Sequence[CallShape]) -> Mismatch:
 def _classify(called: CallShape, expected: CallShape, history: Sequence[CallShape]) -> HangCause:
     """Return whether a rank skipped the expected collective, or how its call differs from it."""
     prediction = predict(history)
+    # The collectives that are predicted after the expected collective.
     following = prediction.following if prediction and prediction.shape == expected else ()
     # A rank that skips a call calls the next collective too early. At the end of a block the next
     # collective exchanges durations, and its size differs between blocks.
     successors = [after for before, after in pairwise(history) if before == expected]
     if called.operation != expected.operation:
-        has_skipped = any(_matches(called, shape) for shape in (*following[:1], *successors))
+        next_shapes = (*following[:1], *successors)
+        has_skipped = any(_matches(called, shape) for shape in next_shapes)
         return HangCause.SKIPPED if has_skipped else HangCause.OTHER_COLLECTIVE
     if called in following or called in successors:
         return HangCause.SKIPPED

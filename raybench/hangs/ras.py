@@ -134,8 +134,10 @@ def _request_status(connection: _LineConnection) -> str:
     """Return the status of all ranks as JSON text."""
     connection.send_line("CLIENT PROTOCOL 2")
     connection.read_line(_REPLY_S)
-    # How long the server waits for other processes, in whole seconds.
-    connection.send_line(f"TIMEOUT {max(1, int(connection.left_s() - 1))}")
+    # How long the server waits for other processes, in whole seconds. One second is left for the
+    # answer.
+    server_timeout_s = max(1, int(connection.left_s() - 1))
+    connection.send_line(f"TIMEOUT {server_timeout_s}")
     connection.read_line(_REPLY_S)
     connection.send_line("SET FORMAT json")
     if not connection.read_line(_REPLY_S).startswith("OK"):
@@ -154,9 +156,10 @@ def read(text: str, pids: Collection[int]) -> RasReport | NoRas:
         try:
             content = json.loads(text)
         except ValueError:
+            # NCCL 2.28 omits a comma.
             content = json.loads(_MISSING_COMMA.sub(r"\1,\2", text))
         version = str(content["nccl_version"])
-        communicators = tuple(_read_communicator(given) for given in content["communicators"])
+        communicators = tuple(map(_read_communicator, content["communicators"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return NoRas.UNREADABLE
     if _version_numbers(version) < _MIN_VERSION:
@@ -171,24 +174,26 @@ def read(text: str, pids: Collection[int]) -> RasReport | NoRas:
     return RasReport(nccl_version=version, communicators=tuple(ours))
 
 
-def _read_communicator(given: Mapping[str, Any]) -> Communicator:
+def _read_communicator(content: Mapping[str, Any]) -> Communicator:
+    """Return the communicator that the service has described in JSON."""
     ranks = []
-    for given_rank in given["ranks"]:
-        counts = {str(name): int(count) for name, count in given_rank["collective_counts"].items()}
-        ranks.append(_read_rank(given_rank, launched=counts))
-    for given_rank in given.get("missing_ranks", ()):
-        is_dead = bool(given_rank["status"]["considered_dead"])
-        ranks.append(_read_rank(given_rank, launched={}, is_missing=True, is_dead=is_dead))
+    for rank_content in content["ranks"]:
+        counts = rank_content["collective_counts"]  # name of a collective -> number of launches
+        launched = {str(name): int(count) for name, count in counts.items()}
+        ranks.append(_read_rank(rank_content, launched=launched))
+    for rank_content in content.get("missing_ranks", ()):
+        is_dead = bool(rank_content["status"]["considered_dead"])
+        ranks.append(_read_rank(rank_content, launched={}, is_missing=True, is_dead=is_dead))
     return Communicator(
-        name=f"{given['hash']}:{given['secondary_hash']}",
-        size=int(given["size"]),
+        name=f"{content['hash']}:{content['secondary_hash']}",
+        size=int(content["size"]),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
 
 
-def _read_rank(given: Mapping[str, Any], **fields: Any) -> RasRank:
+def _read_rank(content: Mapping[str, Any], **fields: Any) -> RasRank:
     return RasRank(
-        rank=int(given["rank"]), host=str(given["host"]), pid=int(given["pid"]), **fields
+        rank=int(content["rank"]), host=str(content["host"]), pid=int(content["pid"]), **fields
     )
 
 

@@ -108,17 +108,19 @@ def _drop_former_groups(calls: Sequence[Call]) -> list[Call]:
 
     A new group may have the name of a former one; its sequence numbers begin at 1 again.
     """
-    # Group -> the smallest number so far, from the newest call back.
+    # Group -> the smallest number so far, from the newest call back. A larger number is a call of
+    # a former group.
     smallest: dict[str, int] = {}
-    kept: list[Call] = []
+    newest_first: list[Call] = []
     for call in reversed(calls):
         if call.number <= smallest.get(call.group, call.number):
             smallest[call.group] = call.number
-            kept.append(call)
-    return kept[::-1]
+            newest_first.append(call)
+    return newest_first[::-1]
 
 
 def _read_calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[Call]:
+    """Yield the collectives among the entries of a dump; `now_ns` is the time of the dump."""
     # Calls of the same shape share one object, because pickle then writes it only once.
     shapes: dict[CallShape, CallShape] = {}
     for entry in entries:
@@ -129,8 +131,9 @@ def _read_calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[C
             stage = Stage.DONE
         else:
             stage = Stage.BEGUN if entry["state"] == "started" else Stage.ENTERED
+        _, _, operation = str(entry["profiling_name"]).partition(":")  # such as nccl:all_reduce
         shape = CallShape(
-            operation=str(entry["profiling_name"]).partition(":")[2],
+            operation=operation,
             sizes=tuple(tuple(sizes) for sizes in entry["input_sizes"]),
             dtypes=tuple(entry["input_dtypes"]),
         )
@@ -144,7 +147,8 @@ def _read_calls(entries: Sequence[Mapping[str, Any]], now_ns: int) -> Iterator[C
 
 
 def _read_members(groups: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, frozenset[int]]]:
+    """Yield name and ranks of each group whose ranks torch has recorded."""
     for name, group in groups.items():
-        ranks = str(group.get("ranks", "")).strip("[]")
+        ranks = str(group.get("ranks", "")).strip("[]")  # such as "[0, 1]"
         if name and ranks:
             yield name, frozenset(int(rank) for rank in ranks.split(","))

@@ -121,8 +121,10 @@ def why_cuda_fails(command: Sequence[str]) -> str:
         return f"it does not answer within {CUDA_TIMEOUT_S:.0f} s"
     if child.returncode < 0:
         return f"its driver ends the process with signal {-child.returncode}"
-    last_lines = child.stderr.strip().splitlines()[-1:]
-    return "" if child.returncode == 0 else " ".join(last_lines) or "it gives no reason"
+    if child.returncode == 0:
+        return ""
+    lines = child.stderr.strip().splitlines()
+    return lines[-1] if lines else "it gives no reason"
 
 
 def _torch_version() -> str:

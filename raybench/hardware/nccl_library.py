@@ -31,9 +31,13 @@ def loaded_nccl() -> LoadedNccl | None:
     libraries = list(_loaded_libraries())
     if len(libraries) > 1:
         # The dynamic linker uses the first library in the global scope, such as one of LD_PRELOAD.
+        # Put this library first.
         address_in_use = _function_address(ctypes.CDLL(None))
-        in_use = [item for item in libraries if _function_address(item[1]) == address_in_use]
-        libraries = [*in_use, *(item for item in libraries if item not in in_use)]
+        in_use, others = [], []
+        for path, library in libraries:
+            is_in_use = _function_address(library) == address_in_use
+            (in_use if is_in_use else others).append((path, library))
+        libraries = [*in_use, *others]
     for path, library in libraries:
         number = ctypes.c_int()
         if library.ncclGetVersion(ctypes.byref(number)) == 0:

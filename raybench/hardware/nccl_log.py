@@ -75,25 +75,34 @@ def parse(lines: Iterable[str]) -> NcclLog:
     """Return the transports in the log of one rank; other lines are ignored."""
     nccl_lines = [line for line in lines if "NCCL" in line]
 
-    # Network -> the text that lists its devices.
-    device_lists = {"Socket": "", "IB": ""}
-    for network in device_lists:
-        texts = (line.partition(f"NET/{network} : Using")[2] for line in nccl_lines)
-        device_lists[network] = next(filter(None, texts), "")
-    # (name, kind) of the adapters that form each device.
-    adapters = [_ADAPTER.findall(device) for device in _IB_DEVICE.findall(device_lists["IB"])]
+    # (name, kind) of the adapters that form each device, such as ("mlx5_0", "RoCE").
+    ib_list = _device_list(nccl_lines, "IB")
+    adapters = [_ADAPTER.findall(device) for device in _IB_DEVICE.findall(ib_list)]
     ib_devices = []
-    for members in filter(None, adapters):
-        names, kinds = zip(*members, strict=True)
-        ib_devices.append(("+".join(names), kinds[0]))
-    networks = {"Socket": _INTERFACE.findall(device_lists["Socket"]), "IB": ib_devices}
+    for members in adapters:
+        if members:
+            names = "+".join(name for name, _ in members)
+            _, kind = members[0]
+            ib_devices.append((names, kind))
+    interfaces = _INTERFACE.findall(_device_list(nccl_lines, "Socket"))
+    networks = {"Socket": interfaces, "IB": ib_devices}
 
-    routes = [_route(match, networks) for match in map(_ROUTE.search, nccl_lines) if match]
+    matches = map(_ROUTE.search, nccl_lines)
+    routes = [_route(match, networks) for match in matches if match]
     return NcclLog(
         routes=tuple(dict.fromkeys(routes)),
         adapter_count=sum(map(len, adapters)),
         has_nvls=_has_nvls("\n".join(nccl_lines)),
     )
+
+
+def _device_list(lines: Iterable[str], network: str) -> str:
+    """Return the text of the first line that lists the devices of a network; "" without a line."""
+    for line in lines:
+        _, _, devices = line.partition(f"NET/{network} : Using")
+        if devices:
+            return devices
+    return ""
 
 
 def _has_nvls(text: str) -> bool | None:
@@ -110,7 +119,10 @@ def _has_nvls(text: str) -> bool | None:
 
 def choices(lines: Iterable[str]) -> Iterator[str]:
     """Yield the algorithm of each collective in rank 0's log: `Reduce 4 B: RING LL, 1 channel`."""
-    for match in filter(None, map(_ALGORITHM_CHOICE.search, lines)):
+    for line in lines:
+        match = _ALGORITHM_CHOICE.search(line)
+        if match is None:
+            continue
         channels = int(match["high"]) - int(match["low"]) + 1
         yield (
             f"{match['operation']} {match['size']} B: {match['algorithm']} {match['protocol']}, "

@@ -73,7 +73,8 @@ def devices() -> list[Any]:
 def uuids() -> dict[str, int]:
     """Return UUID -> number in nvidia-smi, for each GPU that NVML can open."""
     numbers = {}
-    for number in range((ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0):
+    count = (ask(pynvml.nvmlDeviceGetCount) or 0) if _is_open() else 0
+    for number in range(count):
         handle = ask(pynvml.nvmlDeviceGetHandleByIndex, number)
         uuid = None if handle is None else ask(pynvml.nvmlDeviceGetUUID, handle)
         if uuid is not None:
@@ -90,6 +91,7 @@ def uuid_of(index: int) -> str | None:
         IndexError: CUDA_VISIBLE_DEVICES has fewer entries.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # An entry is a number in PCI order, or a UUID.
     entry = visible.split(",")[index].strip() if visible else str(index)
     if not entry.isdecimal():
         return entry if entry.startswith("GPU-") and device(entry) is not None else None
@@ -117,11 +119,12 @@ def ask(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any | No
 def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | float]:
     """Return field -> value, read in one call; fields without a value are left out."""
     answers = ask(pynvml.nvmlDeviceGetFieldValues, handle, list(fields)) or ()
-    return {
-        field: getattr(answer.value, _MEMBER_OF_TYPE[answer.valueType])
-        for field, answer in zip(fields, answers, strict=False)
-        if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.valueType in _MEMBER_OF_TYPE
-    }
+    values = {}
+    for field, answer in zip(fields, answers, strict=False):  # no answers without the function
+        if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.valueType in _MEMBER_OF_TYPE:
+            # `answer.value` is a union of C, whose member depends on the type of the value.
+            values[field] = getattr(answer.value, _MEMBER_OF_TYPE[answer.valueType])
+    return values
 
 
 def current_throttle_reasons(handle: Any) -> tuple[str, ...]:
@@ -131,7 +134,7 @@ def current_throttle_reasons(handle: Any) -> tuple[str, ...]:
     """
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
-        # Drivers before 535 lack the first function.
+        # Drivers before 535 lack the function above.
         bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
     positions = range(int(bits).bit_length())
     active = [1 << position for position in positions if bits >> position & 1]
@@ -143,7 +146,7 @@ def temperature_c(handle: Any) -> float | None:
     sensor = pynvml.NVML_TEMPERATURE_GPU
     answer = ask(pynvml.nvmlDeviceGetTemperatureV, handle, sensor)
     if answer is None:
-        # Drivers before 570 lack the first function.
+        # Drivers before 570 lack the function above.
         answer = ask(pynvml.nvmlDeviceGetTemperature, handle, sensor)
     return None if answer is None else float(answer)
 

@@ -48,7 +48,8 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
     Args:
         outcomes: batch size -> status of its point.
     """
-    smallest_oom = min((b for b, status in outcomes.items() if status is Status.OOM), default=None)
+    oom_batches = [batch for batch, status in outcomes.items() if status is Status.OOM]
+    smallest_oom = min(oom_batches, default=None)
     largest_ok = 0
     for batch, status in sorted(outcomes.items()):
         if batch == smallest_oom:
@@ -85,11 +86,12 @@ def with_probes(plan: Plan, statuses: Mapping[str, Status]) -> Plan:
     search = plan.batch_search
     if search is None:
         return plan
-    order = {point_id: position for position, point_id in enumerate(statuses)}
     probes: list[Point] = []
     for first in plan.points:
         probes += series_search(search, first, statuses).probes
-    probes.sort(key=lambda probe: order.get(probe.point_id, len(order)))
+    # Points with a row come first, in the order of the rows.
+    positions = {point_id: position for position, point_id in enumerate(statuses)}
+    probes.sort(key=lambda probe: positions.get(probe.point_id, len(positions)))
     return replace(plan, points=(*plan.points, *probes))
 
 
@@ -124,10 +126,13 @@ def series_search(
     most = min(search.max or _MOST_BATCH, _INT64_MAX // batches_per_step)
     outcomes: dict[int, Status] = {}
     # Replay the search to find the batches that it has tried. A point that is neither ok nor oom
-    # was oom when the search went on from it, and was retried later.
+    # was oom when the search went on from this point, and was retried later.
     original_outcomes: dict[int, Status] = {}
     step: Step = search.start
-    while isinstance(step, int) and (status := statuses.get(with_batch(first, step).point_id)):
+    while isinstance(step, int):  # a batch size
+        status = statuses.get(with_batch(first, step).point_id)
+        if status is None:
+            break
         outcomes[step] = status
         original_outcomes[step] = Status.OK if status is Status.OK else Status.OOM
         step = next_batch(search.start, most, original_outcomes)

@@ -77,7 +77,9 @@ class Interrupts:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._old_handlers = [(n, signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM)]
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self._old_handlers = [(number, signal.getsignal(number)) for number in numbers]
+        # Python writes the number of each signal into this socket, even if no handler can run yet.
         self._old_wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self.take_signals()
         self._watcher = threading.Thread(target=self._watch, name="interrupts", daemon=True)
@@ -169,6 +171,7 @@ class Interrupts:
         """Count new signals; the watcher does so too, because Python may call handlers late."""
         with self._lock:
             try:
+                # Python has written a byte with the number of each signal.
                 numbers = self._reader.recv(64)
             except BlockingIOError:
                 return
@@ -177,21 +180,25 @@ class Interrupts:
                     continue
                 is_first = self._signals == 0
                 self._signals += 1
-                self._got_sigterm = self._got_sigterm or number == signal.SIGTERM
+                if number == signal.SIGTERM:
+                    self._got_sigterm = True
                 if is_first and self._points_run and number == signal.SIGINT:
                     continue  # the points in flight may finish
                 self._stop_signals += 1
                 limit_s = _CLOSE_AGAIN_S if self._raised else _NOTICE_S
                 if self._stop_signals == 1:
+                    # `held_back` blocks may take their time after the first signal.
                     limit_s = max([limit_s, *self._holds_s])
                 self._deadline_s = min(self._deadline_s, time.monotonic() + limit_s)
 
     def _watch(self) -> None:
+        """Tell the user that the sweep is stopping, and end a process that hangs."""
         has_told = False
         while not self._is_over.is_set():
             select.select([self._reader], [], [], _TICK_S)
             self._count_signals()
-            if self.stopping and not self._stop_signals and not has_told:
+            is_finishing = self.stopping and not self._stop_signals
+            if is_finishing and not has_told:
                 has_told = True
                 again = "an interrupt" if self._is_guest else "Ctrl-C"
                 points = "the point" if self.in_flight < 2 else f"the {self.in_flight} points"

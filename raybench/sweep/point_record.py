@@ -123,6 +123,7 @@ def _failed(record: Record, failure: Failure, output: str) -> Record:
 
 
 def _doubts_about_users(running: RunningAttempt) -> Iterator[Doubt]:
+    """Yield a doubt for each other user of the nodes: programs, and points of this run."""
     others = running.others
     for load in others.loads:
         yield Doubt(
@@ -143,8 +144,9 @@ def check_answers(answers: Sequence[RankAnswer]) -> tuple[RankAnswer, ...]:
     measurements = [answer for answer in answers if isinstance(answer, Measurement)]
     reasons: dict[int, str] = {}
     for measurement in measurements:
-        if (reason := next(_problems(measurement), None)) is not None:
-            reasons[measurement.rank] = reason
+        first_problem = next(_problems(measurement), None)
+        if first_problem is not None:
+            reasons[measurement.rank] = first_problem
     if len(measurements) == len(answers) and not reasons:
         # Each measurement is valid by itself: compare the ranks.
         reason = _common_problem(measurements)
@@ -178,6 +180,7 @@ def _problems(measurement: Measurement) -> Iterator[str]:
 
 
 def _sample_problems(samples: Samples) -> Iterator[str]:
+    """Yield why the durations of the steps or of their parts are invalid."""
     durations = {"start": samples.start_ns, "step": samples.step_ns, "host": samples.host_ns}
     for part, spent_ns in samples.part_ns.items():
         if not isinstance(part, str):
@@ -201,7 +204,9 @@ def _common_problem(measurements: Sequence[Measurement]) -> str | None:
     if len(set(steps.values())) > 1:
         texts = [f"rank {rank} timed {count}" for rank, count in steps.items()]
         return f"the ranks have not run the same steps: {', '.join(texts)}"
-    step_ns = zip(*(measurement.step_ns for measurement in measurements), strict=True)
-    if statistics.median(map(max, step_ns)) == 0:
+    # The slowest rank decides how long a step takes.
+    durations_of_ranks = zip(*(measurement.step_ns for measurement in measurements), strict=True)
+    longest_ns = [max(durations_ns) for durations_ns in durations_of_ranks]
+    if statistics.median(longest_ns) == 0:
         return "the clock stood still: the timed steps took 0 ns"
     return None

@@ -54,6 +54,7 @@ def smaller_batches_first(attempts: Sequence[Attempt]) -> list[Attempt]:
 
     Each series keeps its positions among the attempts.
     """
+    # Series -> its attempts, the smallest batch first.
     by_series: defaultdict[SeriesKey, deque[Attempt]] = defaultdict(deque)
     for attempt in sorted(attempts, key=lambda attempt: attempt.point.batch_size or 0):
         by_series[series_key(attempt.point)].append(attempt)
@@ -152,6 +153,7 @@ class Rounds:
         return len(self.plan.points) + len(_world_sizes(self.plan.points))
 
     def _points_of(self, number: int, ended: Mapping[TrialKey, Status]) -> list[Point]:
+        """Return the points of a round without controls and without points that failed before."""
         points: Sequence[Point] = self.plan.points
         if self.plan.batch_search is not None and number > 1:
             # Later rounds measure only the largest batch of each series.
@@ -175,16 +177,17 @@ class Rounds:
             for block in blocks:
                 generator.shuffle(block)
             if number % 2 == 0:
+                # A linear drift of the machine then cancels over two rounds.
                 blocks.reverse()
         return blocks
 
     def _control_point(self, number: int, points: Sequence[Point]) -> Point | None:
         """Return the point that ends each block; None in rounds without controls."""
         is_search = self.plan.batch_search is not None and number == 1
-        baseline = self.plan.baseline.items()
-        if not baseline or is_search or not self.has_controls:
+        baseline_settings = self.plan.baseline.items()
+        if not baseline_settings or is_search or not self.has_controls:
             return None
-        candidates = [point for point in points if baseline <= point.settings.items()]
+        candidates = [point for point in points if baseline_settings <= point.settings.items()]
         # Avoid fp16. Prefer large batches: their steps wait least for the host, and vary least.
         return max(
             candidates,

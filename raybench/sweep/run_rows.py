@@ -80,11 +80,11 @@ class RunRows:
         Raises:
             ClusterError, ResultsError: see `keep_devices`.
         """
-        kept = self.store.write_records(batch)
-        self._ended.update((record.key, record.status) for record in kept)
-        for (_, measured), record in zip(batch, kept, strict=True):
+        written = self.store.write_records(batch)
+        self._ended.update((record.key, record.status) for record in written)
+        for (_, given_record), record in zip(batch, written, strict=True):
             # A record that cannot be written is replaced by a record of this error.
-            if record is not measured:
+            if record is not given_record:
                 self.listener.tell(f"point {record.point.point_id}: {record.error_message}")
         self.keep_devices(cluster.devices)
         self.store.write_telemetry(batch, cluster.telemetry())
@@ -92,9 +92,9 @@ class RunRows:
     def note(self, event: Event) -> None:
         """Update `unfinished` and the number of points; must get all events in order."""
         if isinstance(event, RoundStarted):
-            # Points that failed in earlier rounds are left out of this round.
-            later = {key for key in self.unfinished if key.round != event.round}
-            self.unfinished = later | {*event.trials}
+            # `event.trials` leaves out points that failed in earlier rounds.
+            in_other_rounds = {key for key in self.unfinished if key.round != event.round}
+            self.unfinished = in_other_rounds | {*event.trials}
         elif isinstance(event, PointFinished):
             self.unfinished.discard(event.record.key)
         elif isinstance(event, PointAdded):
@@ -125,11 +125,11 @@ class RunRows:
         began_at, began_s = self._start_times
         finished_at = began_at + timedelta(seconds=time.monotonic() - began_s)
         run = replace(run, status=status or run.status, finished_at=finished_at)
-        written = run
+        written_run = run
         if not status and self.start.was_cut_short and not _has_ended(self.start, run, self._ended):
             # `--filter` leaves out trials that have not ended, so the run can be resumed again.
-            written = replace(run, status=RunStatus.INTERRUPTED)
-        _write_end(self.store, written)
+            written_run = replace(run, status=RunStatus.INTERRUPTED)
+        _write_end(self.store, written_run)
         return run
 
     def undo_start(self) -> None:
@@ -187,6 +187,7 @@ def finish_without_trials(start: RunState, root: Path, measure: Measure) -> Run:
 
 def _has_ended(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
     """Return whether all trials have ended, including trials that `--filter` leaves out."""
+    # A cancelled trial was cut short.
     kept = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
     point_ids = {key.point_id for key in kept}
     without_filter = replace(start.rounds, kept=kept, chosen=point_ids)
@@ -194,6 +195,7 @@ def _has_ended(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> b
 
 
 def _write_end(store: RunStore, run: Run) -> None:
+    """Write the row of a run that has ended, and its summary."""
     from raybench.analysis.scaling import write_summary  # `raybench plan` needs no numpy
 
     store.write_run(run)
@@ -205,6 +207,6 @@ def _with_outcome(run: Run, plan: Plan, ended: Mapping[TrialKey, Status]) -> Run
     statuses = status_by_point(ended)
     run = reader.count_points(run, statuses)
     failures = {status for status in statuses.values() if status.is_failure}
-    # Out of memory is no failure in a batch search: it shows where to stop.
-    is_ok = plan.batch_search and failures <= {Status.OOM}
-    return replace(run, status=RunStatus.OK) if is_ok else run
+    # A batch search ends when a batch runs out of memory, so this is no failure.
+    has_only_expected_failures = plan.batch_search and failures <= {Status.OOM}
+    return replace(run, status=RunStatus.OK) if has_only_expected_failures else run

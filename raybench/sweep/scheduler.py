@@ -115,6 +115,7 @@ class Schedule:
         trial, point = (attempt.round, attempt.index), attempt.point
         if trial not in self._priorities:
             largest_first = 0 if self._isolation == "cluster" else -point.world_size
+            # Number the blocks and the attempts in the order of their first `add`.
             block = self._blocks.setdefault((attempt.round, attempt.block), len(self._blocks))
             order = len(self._priorities)
             self._priorities[trial] = (attempt.round, largest_first, block, order)
@@ -129,11 +130,14 @@ class Schedule:
         if self._isolation == "cluster" and self._running:
             return None
         busy = set(chain.from_iterable(self._running.values()))
-        # A control waits for the rest of its block.
+        # Blocks with an attempt that has to wait for workers.
         waiting_blocks = set()
-        for heap in sorted(filter(None, self._waiting.values())):
+        # Heaps compare by their first entries, so the heap with the next attempt comes first.
+        heaps = sorted(heap for heap in self._waiting.values() if heap)
+        for heap in heaps:
             _, attempt = heap[0]
             block = (attempt.round, attempt.block)
+            # A control ends its block, so the control waits for the rest of the block.
             if attempt.control_of and block in waiting_blocks:
                 continue
             decision: Decision | None = self._skip_of(attempt)
@@ -193,6 +197,7 @@ class Schedule:
         return None
 
     def _too_few_devices(self, attempt: Attempt) -> Skip:
+        """Return the Skip of an attempt that needs more devices than the cluster can give."""
         needed, choice = attempt.point.world_size, attempt.point.devices
         usable = self._allocator(attempt.point).usable_count
         cause = Cause.TOO_FEW_DEVICES
@@ -201,14 +206,16 @@ class Schedule:
             # Too few devices have the model or the numbers of the point.
             models = Counter(device.name for device in alive)
             listed = ", ".join(f"{count} x {model}" for model, count in models.items())
-            why = f"{usable} {'is' if usable == 1 else 'are'} {choice}; the cluster has {listed}"
+            verb = "is" if usable == 1 else "are"
+            why = f"{usable} {verb} {choice}; the cluster has {listed}"
         elif self._lost and needed <= len(self._devices):
+            # Host -> number of workers, and number of lost workers.
             workers = Counter(device.host for device in self._devices)
             lost = Counter(self._devices[worker_id].host for worker_id in sorted(self._lost))
             # A host that has lost all its workers counts as a lost node.
-            is_node = all(workers[host] == count for host, count in lost.items())
-            cause = Cause.NODE_LOST if is_node else Cause.WORKER_LOST
-            subject = "node" if is_node else f"{lost.total()} of the workers on"
+            are_nodes_lost = all(workers[host] == count for host, count in lost.items())
+            cause = Cause.NODE_LOST if are_nodes_lost else Cause.WORKER_LOST
+            subject = "node" if are_nodes_lost else f"{lost.total()} of the workers on"
             why = f"{usable} left; lost: {subject} {', '.join(lost)}"
         elif needed > self._capacity:
             why = f"the cluster has {self._capacity}"

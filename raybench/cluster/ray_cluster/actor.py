@@ -77,8 +77,10 @@ class _Worker:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             index = visible.split(",").index(assigned) if visible else int(assigned)
         # Ask NVML first, because making a `Worker` takes seconds.
-        if only is not None and kind == "cuda" and nvml.uuid_of(index) not in (None, *only):
-            return None
+        if only is not None and kind == "cuda":
+            uuid = nvml.uuid_of(index)
+            if uuid is not None and uuid not in only:
+                return None
         self._worker = Worker(kind, index)
         node_id = ray.get_runtime_context().get_node_id()
         device = self._worker.identity(node_id=node_id, address=node_address())
