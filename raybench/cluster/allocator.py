@@ -199,17 +199,21 @@ class DeviceAllocator:
         Args:
             taken: workers of running points.
         """
-        if world_size > self.usable_count or (self._isolation == "cluster" and taken):
+        has_to_run_alone = self._isolation == "cluster"
+        if world_size > self.usable_count or (has_to_run_alone and taken):
             return None
+        # Workers that were lost while their point ran keep no other point from a node.
         busy = self._alive.intersection(taken)
         # On an idle cluster rails need no search.
-        if not busy and (self._isolation == "cluster" or self._strategy == "rail"):
+        if not busy and (has_to_run_alone or self._strategy == "rail"):
             return self._on_idle_cluster(world_size)
         busy_nodes = {self._devices[worker_id].node_id for worker_id in busy}
-        idle: dict[str, list[int]] = {}
+        idle: dict[str, list[int]] = {}  # node -> idle workers
         for worker_id in self._worker_ids:
             node = self._devices[worker_id].node_id
-            if worker_id not in busy and not (self._isolation == "node" and node in busy_nodes):
+            # With isolation `node`, a node with a running point gets no other point.
+            is_node_taken = self._isolation == "node" and node in busy_nodes
+            if worker_id not in busy and not is_node_taken:
                 idle.setdefault(node, []).append(worker_id)
         workers = self._fit_into_idle(world_size, idle)
         if workers is None and not busy:

@@ -505,7 +505,9 @@ def read_node_use(
         busy: UUIDs of GPUs with other points of this sweep.
         watch: names the processes that keep cores busy.
     """
-    locked = locks.other_users(list(dict.fromkeys(map(lock_name, devices))), holder.sweep)
+    # All CPU workers of a node have the same lock.
+    lock_names = list(dict.fromkeys(map(lock_name, devices)))
+    locked = locks.other_users(lock_names, holder.sweep)
     living_ids = _own_process_ids(holder)
     own_ids = {*living_ids, *ended_ids, *(device.process_id for device in devices)}
     gpus = [device for device in devices if device.kind == "cuda"]

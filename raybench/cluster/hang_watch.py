@@ -113,6 +113,7 @@ class HangWatch:
             self._running = frozenset(running)
             self._has_rank_ended, self._finding = True, None
         try:
+            # Run `_watch` until it has to wait.
             next(self._watching)
         except Exception as error:
             # A point must not fail because the search for a hanging rank fails. The row shows the

@@ -115,7 +115,7 @@ def finish_point(
     if is_group_usable and all(answer.worker_reusable for answer in answers):
         return Outcome(answers=answers, unfit=frozenset(), group_is_gone=False)
     is_timeout = bool(collector.missing) and not collector.failures
-    hang = watch.finding if watch and is_timeout else None
+    hang_finding = watch.finding if watch and is_timeout else None
     if not is_timeout:
         # Wait for the failure of the rank that caused the failures of other ranks.
         collector.collect(timeouts.ABORT_S, is_enough=lambda: _own_failure(collector.failures))
@@ -126,7 +126,7 @@ def finish_point(
     needs_kill = is_timeout and (task.is_script or ranks.devices[0].kind == "cpu")
     collector.collect(timeouts.STACK_DUMP_S if needs_kill else timeouts.ABORT_S)
     if needs_kill:
-        to_kill = [rank for rank in _ranks_of_verdict(hang) if rank in collector.missing]
+        to_kill = [rank for rank in _ranks_of_verdict(hang_finding) if rank in collector.missing]
         to_kill = to_kill or _hanging_ranks(collector.observe(finished))
         # Expect no answer from a killed rank.
         collector.missing.difference_update(to_kill)
@@ -140,7 +140,7 @@ def finish_point(
         limit = TimeLimit(
             timeout_s=settings.timeout_s, hang_s=settings.hang_s if is_before_limit else None
         )
-        answers = after_timeout(observed, limit, hang)
+        answers = after_timeout(observed, limit, hang_finding)
     else:
         answers = after_failure(observed)
     unfit = frozenset(answer.rank for answer in answers if not answer.worker_reusable)

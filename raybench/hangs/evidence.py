@@ -199,10 +199,10 @@ def describe(evidence: Evidence, first_ranks: Collection[int] = ()) -> str:
 def _describe_rank(rank: RankEvidence) -> Iterator[str]:
     """Yield lines on the process, GPU, collectives and stack of a rank."""
     place, process, load = rank.place, rank.process, rank.load
+    kernel_function = f" in {process.kernel_wait}" if process.kernel_wait else ""
     yield (
         f"rank {rank.rank} on {place.host}, {place.device_kind}:{place.device_index}: "
-        f"pid {process.pid}, state {process.state or 'gone'}"
-        f"{f' in {process.kernel_wait}' if process.kernel_wait else ''}, "
+        f"pid {process.pid}, state {process.state or 'gone'}{kernel_function}, "
         f"flight recorder {rank.recorder}"
     )
     if load.power_w is not None:

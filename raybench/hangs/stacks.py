@@ -106,6 +106,7 @@ def classify_wait(frames: Sequence[Frame], kernel_wait: str = "") -> Wait:
         return Wait.DATA
     if "/torch/distributed/" in inner.path or "/torch/autograd/" in inner.path:
         return Wait.PEERS
+    # The process of a script waits here until its worker starts the next block.
     if any(frame.path == _SCRIPT_CHILD and frame.function == "receive" for frame in frames):
         return Wait.BLOCK_END
     if "/torch/cuda/" in inner.path and inner.function == "synchronize":

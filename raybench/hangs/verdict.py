@@ -55,7 +55,9 @@ def judge(evidence: Evidence, earlier: Evidence | None, min_wait_s: float) -> Ha
 def _has_progressed(evidence: Evidence, earlier: Evidence) -> bool:
     """Return whether any rank has entered or finished a collective in the meantime."""
     for now, before in zip(evidence.ranks, earlier.ranks, strict=True):
-        if now.recorder is before.recorder and _call_counts(now) != _call_counts(before):
+        # A recorder that answers only now, or no longer, proves no progress.
+        has_same_recorder = now.recorder is before.recorder
+        if has_same_recorder and _call_counts(now) != _call_counts(before):
             return True
     return False
 
@@ -214,13 +216,18 @@ def _has_entered(rank: RankEvidence, call: Call) -> bool:
 def _judge_late(late: Sequence[RankEvidence], state: _GroupState) -> HangVerdict:
     """Return the verdict on ranks that have not entered the call in which other ranks wait."""
     guilty = _sort_ended_last(late)
-    cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
+    cause = _cause_of_late(guilty[0])
     waiting = [rank for rank in state.waiting if rank not in guilty]
     if cause is HangCause.SKIPPED and len(guilty) > len(waiting):
         # Most ranks have finished their steps, so the waiting ranks may have called one collective
         # too many.
         return _blame(HangCause.UNKNOWN, (), waiting, state.call)
     return _blame(cause, guilty, waiting, state.call)
+
+
+def _cause_of_late(rank: RankEvidence) -> HangCause:
+    """Return why a rank has not entered a collective, by what the rank waits for."""
+    return _CAUSE_OF_WAIT.get(rank.wait, HangCause.NOT_ENTERED)
 
 
 def _sort_ended_last(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
@@ -302,7 +309,7 @@ def _judge_launches(evidence: Evidence) -> HangVerdict | None:
         missing = [by_pid[rank.pid] for rank in ras_ranks if rank.is_missing]
         if missing and answered:
             others = [by_pid[rank.pid] for rank in answered]
-            cause = _CAUSE_OF_WAIT.get(missing[0].wait, HangCause.NOT_ENTERED)
+            cause = _cause_of_late(missing[0])
             return _blame(cause, missing, others, None)
         if (verdict := _judge_launch_counts(answered, by_pid)) is not None:
             return verdict
@@ -324,7 +331,7 @@ def _judge_launch_counts(
         late = [by_pid[pid] for pid, count in counts.items() if count < largest]
         others = [by_pid[pid] for pid, count in counts.items() if count == largest]
         guilty = _sort_ended_last(late)
-        cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
+        cause = _cause_of_late(guilty[0])
         verdict = _blame(cause, guilty, others, None)
         return replace(verdict, collective=_torch_name(kind), number=smallest + 1)
     return None
@@ -346,7 +353,7 @@ def _judge_stacks(ranks: Sequence[RankEvidence]) -> HangVerdict | None:
     guilty = _sort_ended_last([rank for rank in ranks if rank not in waiting])
     if not waiting or not guilty:
         return None
-    cause = _CAUSE_OF_WAIT.get(guilty[0].wait, HangCause.NOT_ENTERED)
+    cause = _cause_of_late(guilty[0])
     return _blame(cause, guilty, waiting, None)
 
 

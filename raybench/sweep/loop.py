@@ -174,6 +174,7 @@ class _Loop:
         # Whether all rounds have ended.
         self._has_ended = False
         self._schedule = Schedule(self.settings.isolation)
+        # Skip batches that are larger than a batch that was out of memory in an earlier sweep.
         kept_statuses = status_by_point(self.rounds.kept)
         for point in self.rounds.plan.points:
             if kept_statuses.get(point.point_id) is Status.OOM:

@@ -125,6 +125,7 @@ class Rounds:
         positions = {point.point_id: index for index, point in enumerate(self.plan.points)}
         for point in points:
             positions.setdefault(point.point_id, len(positions))
+        # Each round has as many indices, so that an index belongs to one round.
         first_index = (number - 1) * self._trials_per_round
         attempts = []
         for point in points:
@@ -140,10 +141,11 @@ class Rounds:
         for block in self._blocks(number, attempts):
             ordered += block
             if control is not None:
-                size = block[0].point.world_size
-                ordered.append(
-                    Attempt(index=index, point=control, number=1, round=number, control_of=size)
+                world_size = block[0].point.world_size  # of all points of the block
+                control_attempt = Attempt(
+                    index=index, point=control, number=1, round=number, control_of=world_size
                 )
+                ordered.append(control_attempt)
                 index += 1
         return tuple(ordered)
 

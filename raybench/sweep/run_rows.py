@@ -58,7 +58,7 @@ class RunRows:
                 f"{', '.join(sorted(self.start.models))}, this cluster has "
                 f"{', '.join(sorted(other_models))}; start a new run, to compare the two"
             )
-        new_devices = {}
+        new_devices = {}  # device key -> device
         for device in devices:
             key = device_key(device.kind, device.uuid, device.host, device.index)
             if key not in self._device_keys:

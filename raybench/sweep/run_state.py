@@ -241,9 +241,9 @@ def resume_run(
     columns = ["kind", "uuid", "host", "index", "name"]
     table = reader.read_table(root, "devices", run.run_id).select(columns)
     models = {}  # device key -> model
-    for row in table.to_pylist():
-        key = device_key(row["kind"], row["uuid"], row["host"], row["index"])
-        models[key] = row["name"]
+    for device in table.to_pylist():
+        key_of_device = device_key(device["kind"], device["uuid"], device["host"], device["index"])
+        models[key_of_device] = device["name"]
 
     # If the driver was killed, `finished_at` is its last sign of life. Without `finished_at`, the
     # pause counts as 0, because another host may still work on the run.

@@ -44,6 +44,7 @@ class _Worker:
     """The actor around a `Worker`. Call `attach_device` first."""
 
     def __init__(self, search_path: str) -> None:
+        """Load the modules of points; `search_path` has the user's modules."""
         if search_path not in sys.path:
             sys.path.insert(0, search_path)
         reaper.reap_orphans_of_worker()
@@ -144,7 +145,7 @@ def pickle_by_value(value: object) -> bytes:
 def why_no_start(error: Exception) -> str:
     """Return why a worker did not start, by Ray's error, as one line for the user."""
     text = str(error).strip()
-    node = re.search(r"\bip=([^,)]+)", text)
+    address = re.search(r"\bip=([^,)]+)", text)
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = brief(error.cause)
     elif "creation task" in text:
@@ -155,7 +156,8 @@ def why_no_start(error: Exception) -> str:
     else:
         cause = message_of(error)
     hint = "; install the same packages on every node" if "ModuleNotFoundError" in cause else ""
-    return f"a worker could not start{f' on {node[1]}' if node else ''}: {cause}{hint}"
+    where = f" on {address[1]}" if address else ""
+    return f"a worker could not start{where}: {cause}{hint}"
 
 
 def how_it_died(text: str) -> str:

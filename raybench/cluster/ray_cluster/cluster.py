@@ -39,7 +39,7 @@ from raybench.records.status import Cause, Status
 from raybench.records.task import Task
 
 _POLL_S = 0.2
-_NODE_DEATHS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
+_NODE_DEATH_WORDS = ("its node has died", "node was terminated", "NodeDiedError", "node is dead")
 
 
 class RayCluster:
@@ -276,6 +276,7 @@ class _RunningActors(RunningRanks):
         self._looked_at_nodes_s = time.monotonic()
 
     def answers(self, timeout_s: float) -> Mapping[int, RankAnswer]:
+        """Return rank -> new answer; a rank on a silent node gets a Failure."""
         calls, look_every_s = list(self._waiting), timeouts.POINT_LOOKS_AT_NODES_EVERY_S
         ready, _ = ray.wait(calls, num_returns=1, timeout=min(timeout_s, look_every_s))
         if ready:  # take all answers at once, because each wait looks at thousands of calls
@@ -323,10 +324,11 @@ def _answer_of(call: Any, rank: int, device: Device) -> RankAnswer:
     except ray.exceptions.RayError as error:
         text = click.unstyle(str(error))  # remove Ray's colours
         is_dead = isinstance(error, ray.exceptions.RayActorError | ray.exceptions.NodeDiedError)
+        # Ray may report the kill as the death of the actor.
         is_out_of_memory = isinstance(error, ray.exceptions.OutOfMemoryError) or (
             is_dead and ("running low on memory" in text or "memory monitor" in text)
         )
-        if is_dead and not is_out_of_memory and any(words in text for words in _NODE_DEATHS):
+        if is_dead and not is_out_of_memory and any(words in text for words in _NODE_DEATH_WORDS):
             return _node_lost(rank, device)
         if is_dead or is_out_of_memory:
             reason = f"the worker process {how_it_died(text)}"

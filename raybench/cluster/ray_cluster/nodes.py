@@ -466,7 +466,8 @@ class NodeAgents:
         if not asks_ray:
             return False
         # Ray notices the end late, but it also notices that a host was switched off.
-        return any(facts["NodeID"] == node_id and not facts["Alive"] for facts in ray_nodes())
+        dead_ids = {ray_node["NodeID"] for ray_node in ray_nodes() if not ray_node["Alive"]}
+        return node_id in dead_ids
 
     def lock(
         self, devices: Sequence[Device], holder: Holder, *, shared: bool
@@ -799,6 +800,7 @@ def _request(
 
 
 def _group_by_node(devices: Iterable[Device]) -> dict[str, list[Device]]:
+    """Return node id -> devices of the node, sorted by node id."""
     by_node: dict[str, list[Device]] = {}
     for device in sorted(devices, key=lambda device: device.node_id):
         by_node.setdefault(device.node_id, []).append(device)

@@ -130,6 +130,7 @@ class ProcessGroups:
 
     def _store_endpoint(self) -> tuple[str, int]:
         """Return address and port of the store; start a new store if the old store has died."""
+        # The old store may have died; a new store gets one try.
         for _ in range(2):
             if self._store is None:
                 self.start()

@@ -118,7 +118,8 @@ def count_gpus(address: str, timeout_s: float) -> int | None:
 
 
 def _ask_head(program: str, address: str, timeout_s: float) -> str | None:
-    """Return what a program prints that connects to a head; None if it takes too long."""
+    """Run a program that connects to a head; return its output, or None if the time is up."""
+    # With -P, Python imports no module from the working directory.
     command = [sys.executable, "-P", "-c", program, address]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
