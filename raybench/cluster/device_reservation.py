@@ -269,10 +269,10 @@ def _read_holder(path: Path) -> Holder | None:
         return None
     try:
         status = os.fstat(file)
-        # A hard link may lead to a file of another user.
-        is_own_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        # A file with several names (hard links) may belong to something else.
+        is_plain_file = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
         # If we get the lock, no sweep holds it.
-        if not is_own_file or _try_lock(file, fcntl.LOCK_SH):
+        if not is_plain_file or _try_lock(file, fcntl.LOCK_SH):
             return None
         content = json.loads(os.pread(file, _MAX_FILE_BYTES, 0))
     except (ValueError, RecursionError):
@@ -381,6 +381,7 @@ class DeviceReservation:
     def _lock_all(
         self, devices: Sequence[Device], terms: ReservationTerms
     ) -> dict[str, tuple[Holder, ...]]:
+        """Call `_lock`; unless the terms are shared, lock all devices or none."""
         others = self._lock(devices, terms)
         if others and not terms.shared:
             # Release the locks while waiting, so that two sweeps never wait for each other.
@@ -665,12 +666,16 @@ def _is_foreign_worker(process: psutil.Process, ray_ids: Collection[int]) -> boo
     """Return whether the process is a Ray worker of another program than raybench."""
     if process.info["ppid"] not in ray_ids:
         return False
-    is_worker = False
-    with suppress(psutil.Error):  # the title of another user's process can be read, but no more
+    title = ""
+    with suppress(psutil.Error):  # the process has ended
         title = " ".join(process.cmdline())
-        is_worker = title.startswith("ray::") or "default_worker.py" in title
-        return is_worker and reaper.MARK not in process.environ()
-    return is_worker
+    is_worker = title.startswith("ray::") or "default_worker.py" in title
+    if not is_worker:
+        return False
+    try:
+        return reaper.MARK not in process.environ()
+    except psutil.Error:
+        return True  # only the title of another user's process can be read
 
 
 def _others_on_node(

@@ -336,7 +336,7 @@ def after_failure(point: PointObservation) -> tuple[RankAnswer, ...]:
     get PeerFailed.
     """
     failures = [answer for answer in point.answers.values() if isinstance(answer, Failure)]
-    # `RunningRanks.abort` may have killed these processes.
+    # `RunningRanks.abort` may have killed these processes, so their ranks are blamed last.
     late_deaths = [
         failure
         for failure in failures
@@ -422,6 +422,7 @@ def after_timeout(
         point: at least one rank must be unfinished.
         finding: which rank was found to hang, if any.
     """
+    # Ranks without an answer when the point was ended.
     late = [rank for rank in range(point.world_size) if rank not in point.finished]
     late_in_verdict = [rank for rank in _ranks_of_verdict(finding) if rank in late]
     # A verdict that names no late rank says that no rank stands out, so blame all late ranks.
@@ -440,6 +441,7 @@ def after_timeout(
             has_stopped = rank in point.answers
             tail = point.log_tails.get(rank, "")
             waits[rank] = "collective" if has_stopped else _waits_for(tail)
+    # Further parts of the message: what the ranks did.
     facts = [f"{_name_ranks(blamed)} gave none"] if len(blamed) > 1 else []
     for awaited, words in (("collective", "in a collective"), ("device", "for the device")):
         waiting = [rank for rank, waits_for in waits.items() if waits_for == awaited]
@@ -571,5 +573,6 @@ def _name_ranks(ranks: Sequence[int]) -> str:
             texts.append(f"{run[0]} to {run[-1]}")
         else:
             texts += map(str, run)
+    noun = "ranks" if len(ranks) > 1 else "rank"
     *others, last = texts
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"
+    return f"{noun} {', '.join(others)} and {last}" if others else f"{noun} {last}"

@@ -71,16 +71,17 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
     from raybench.records.environment import set_variables
 
     mark = new_mark()
-    ids, send_ids = os.pipe()
-    _start_watcher(mark, ids=ids, folder=os.fspath(folder))
-    os.close(ids)
+    read_end, write_end = os.pipe()
+    _start_watcher(mark, ids=read_end, folder=os.fspath(folder))
+    os.close(read_end)
     try:
         with set_variables(dict.fromkeys((MARK, _DRIVERS_MARK), mark)):
             yield
     finally:
+        # Tell the watcher the ids of all processes that were started.
         started = psutil.Process().children(recursive=True)
         # Without a watcher nobody reads the pipe, so closing the file raises BrokenPipeError.
-        with suppress(BrokenPipeError), os.fdopen(send_ids, "w", encoding="ascii") as file:
+        with suppress(BrokenPipeError), os.fdopen(write_end, "w", encoding="ascii") as file:
             file.write(" ".join(str(process.pid) for process in started))
 
 
@@ -125,13 +126,17 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
     os.dup2(1, 2)
     sys.path.append(packages)
     # Reading ends when the driver has sent all ids, or has ended.
-    ids = set(map(int, sys.stdin.read().split()))
-    orphans = {agent for agent in _living_processes() if agent.pid in ids} if ids else set()
+    sent_ids = set(map(int, sys.stdin.read().split()))
+    orphans = set()
+    if sent_ids:
+        orphans = {process for process in _living_processes() if process.pid in sent_ids}
 
     # Sleep until the process or the raylet ends.
     ended, _, _ = select.select(watched, [], [])
     group = process if raylet else None
-    kill_s = time.monotonic() + (0.0 if raylet and watched[0] in ended else _GRACE_S)
+    # Ray's processes need time to end by themselves, but not after the death of a worker alone.
+    has_worker_ended = bool(raylet) and watched[0] in ended
+    kill_s = time.monotonic() + (0.0 if has_worker_ended else _GRACE_S)
     # Search before it is time to kill, because a process of Ray may lose its parent until then.
     while (orphans := _find_orphans(orphans, mark, group)) or time.monotonic() < kill_s:
         if time.monotonic() >= kill_s:

@@ -139,6 +139,7 @@ class Responder:
         os.pwrite(self._answers_file, data.ljust(JSON_BYTES, b"\0"), offset)
 
     def _serve_requests(self) -> None:
+        """Answer each request that arrives in the pipe; never return."""
         assert self._pipe is not None
         while True:
             request = int.from_bytes(os.read(self._pipe, REQUEST_BYTES), "little")

@@ -84,6 +84,7 @@ def find_user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def _is_user_code(frame: Frame) -> bool:
+    """Return whether the frame is in the user's code or in a built-in workload."""
     # raybench may be installed as a library, so check its built-in workloads first.
     if frame.path.startswith(_RAYBENCH):
         return frame.path.startswith(_WORKLOADS) and frame.path != _SCRIPT_CHILD

@@ -231,7 +231,7 @@ def _cause_of_late(rank: RankEvidence) -> HangCause:
 
 
 def _sort_ended_last(ranks: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Move ranks that have ended the point to the end."""
+    """Move ranks that have ended the point to the end, so that a verdict names a running rank."""
     return sorted(ranks, key=lambda rank: rank.wait is Wait.POINT_END)
 
 
@@ -305,6 +305,7 @@ def _judge_launches(evidence: Evidence) -> HangVerdict | None:
         return None
     for communicator in evidence.ras.communicators:
         ras_ranks = [rank for rank in communicator.ranks if rank.pid in by_pid]
+        # The process of a missing rank did not answer NCCL.
         answered = [rank for rank in ras_ranks if not rank.is_missing]
         missing = [by_pid[rank.pid] for rank in ras_ranks if rank.is_missing]
         if missing and answered:

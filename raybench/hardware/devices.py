@@ -235,6 +235,7 @@ def _interface_of(address: str) -> str | None:
 
 
 def _free_bytes(folder: str) -> int | None:
+    """Return the free space of the file system of a folder; None without the folder."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -442,6 +443,7 @@ def memory_in_use_bytes() -> dict[str, int]:
 
 
 def _sample(device: Device, handle: Any) -> DeviceSample:
+    """Return clocks, power, memory and NVLink traffic of a GPU now."""
     # Reading PCIe throughput, running processes or fans is slow or blocks other work.
     use = nvml.ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory(handle)
@@ -480,6 +482,7 @@ class FactReader:
         return tuple(self._read_device(device, logged_xids) for device in devices)
 
     def _read_device(self, device: Device, logged_xids: _LoggedXids | None) -> DeviceFacts:
+        """Return the facts of a device; `logged_xids` is None if the kernel's log is unreadable."""
         now_s = time.monotonic()
         handle = nvml.device(device.uuid) if device.kind == "cuda" else None
         if handle is None:

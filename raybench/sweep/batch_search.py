@@ -123,6 +123,7 @@ def series_search(
 ) -> SeriesSearch:
     """Return the state of the search that began with `first`, from the status of each point_id."""
     batches_per_step = _batches_per_step(first)
+    # The global batch must fit into a column of the result tables.
     most = min(search.max or _MOST_BATCH, _INT64_MAX // batches_per_step)
     outcomes: dict[int, Status] = {}
     # Replay the search to find the batches that it has tried. A point that is neither ok nor oom

@@ -70,6 +70,7 @@ class Interrupts:
         return self._signals > 0
 
     def __enter__(self) -> Self:
+        """Take over the signals, and start the watcher."""
         if self._is_guest and threading.current_thread() is not threading.main_thread():
             # Python handles signals only in the main thread, which belongs to the caller.
             self._handles_signals = False
@@ -87,6 +88,7 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the watcher, and give the signals back."""
         if not self._handles_signals:
             return
         self._is_over.set()
@@ -157,6 +159,7 @@ class Interrupts:
         self._raise_if_due()
 
     def _raise_if_due(self) -> None:
+        """Raise KeyboardInterrupt for a new signal, unless a `held_back` block delays it."""
         # A second signal ends a hold, unless the hold has no time limit.
         is_held = bool(self._holds_s) and (self._stop_signals < 2 or math.inf in self._holds_s)
         has_new_signal = self._stop_signals > self._raised

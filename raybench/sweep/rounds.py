@@ -125,7 +125,7 @@ class Rounds:
         positions = {point.point_id: index for index, point in enumerate(self.plan.points)}
         for point in points:
             positions.setdefault(point.point_id, len(positions))
-        # Each round has as many indices, so that an index belongs to one round.
+        # Each round reserves an index for each point and each control of the plan.
         first_index = (number - 1) * self._trials_per_round
         attempts = []
         for point in points:

@@ -145,7 +145,10 @@ def code_of_job(job: Job) -> Code:
         UsageError: the kind is neither built in nor of the form package.module:Class.
     """
     script = script_path(job) if job.workload.kind == SCRIPT else None
-    return code_of_script(script) if script else code_of(module_and_class(job.workload.kind)[0])
+    if script:
+        return code_of_script(script)
+    module, _ = module_and_class(job.workload.kind)
+    return code_of(module)
 
 
 def run_to_resume(output: Path, run_name: str, job: Job) -> tuple[Path, Run]:

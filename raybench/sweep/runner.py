@@ -147,6 +147,7 @@ def _workers_wanted(job: Job, start: RunState, cluster: Cluster) -> int:
 def _settings(
     job: Job, start: RunState, where: RunTarget, source: PointSource | None
 ) -> SweepSettings:
+    """Return how the points of the run are placed and measured."""
     # With fresh workers, each process runs only one point and one precision.
     precisions = () if job.measure.fresh_workers else start.rounds.plan.precisions
     # If strategies differ, each device gets a worker, and the default does not matter.

@@ -168,9 +168,10 @@ class Schedule:
         self._stopped_by = self._stopped_by or point_id
 
     def _allocator(self, point: Point) -> DeviceAllocator:
+        """Return the allocator for the devices and the strategy that the point asks for."""
         choice = point.devices, point.strategy
         if choice not in self._allocators:
-            allowed = None
+            allowed = None  # all workers
             if point.devices != ANY:
                 # The number of a device is the id of its worker.
                 allowed = choose_devices(point.devices, [device.name for device in self._devices])

@@ -180,7 +180,9 @@ def how_it_died(text: str) -> str:
             _, reason = text.split(introduction, 1)
             break
     first_line, _, _ = reason.strip().partition("\n")
-    return "died: " + first_line.partition(" Some common causes")[0]
+    # Ray appends general advice.
+    own_reason, _, _ = first_line.partition(" Some common causes")
+    return f"died: {own_reason}"
 
 
 def was_killed(error: Exception) -> bool:

@@ -624,9 +624,9 @@ class WorkerPool:
         self._agents.watch([worker.device])
         with self._lock:
             self._workers.append(worker)
-        usable = len(self._workers) - len(self.lost)
+        usable_count = len(self._workers) - len(self.lost)
         wanted = len(self._device_list.names) if self._device_list else self._target_count
-        self._log(f"a worker came on {worker.device.host}: {usable} of {wanted} are there")
+        self._log(f"a worker came on {worker.device.host}: {usable_count} of {wanted} are there")
         return True
 
     def _why_unusable(self, device: Device) -> str:
@@ -679,6 +679,7 @@ def _racks() -> dict[str, str]:
 
 
 def _missing_devices_error(device_list: DeviceList, missing: Sequence[str]) -> ClusterError:
+    """Return the error for listed devices that the cluster does not give."""
     first_name, *other_names = missing
     others = f" and {len(other_names)} more" if other_names else ""
     return ClusterError(
