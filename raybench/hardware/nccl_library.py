@@ -33,10 +33,13 @@ def loaded_nccl() -> LoadedNccl | None:
         # The dynamic linker uses the first library in the global scope, such as one of LD_PRELOAD.
         # Put this library first.
         address_in_use = _function_address(ctypes.CDLL(None))
-        in_use, others = [], []
+        in_use: list[tuple[str, ctypes.CDLL]] = []
+        others: list[tuple[str, ctypes.CDLL]] = []
         for path, library in libraries:
-            is_in_use = _function_address(library) == address_in_use
-            (in_use if is_in_use else others).append((path, library))
+            if _function_address(library) == address_in_use:
+                in_use.append((path, library))
+            else:
+                others.append((path, library))
         libraries = [*in_use, *others]
     for path, library in libraries:
         number = ctypes.c_int()
