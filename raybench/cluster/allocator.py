@@ -179,8 +179,10 @@ class DeviceAllocator:
         self.usable_count = len(self._worker_ids)
         # Worker id -> position in rank order.
         self._rank_order = {worker: position for position, worker in enumerate(self._worker_ids)}
+        # Node -> usable workers, and node -> (rack, model).
         self._workers_of_node: dict[str, list[int]] = {}
         self._rack_and_model: dict[str, tuple[str, str]] = {}
+        # Rack -> node -> devices.
         racks: dict[str, dict[str, list[_Candidate]]] = {}
         for worker_id in self._worker_ids:
             device, node = devices[worker_id], devices[worker_id].node_id
@@ -236,7 +238,8 @@ class DeviceAllocator:
         Args:
             idle: node -> its idle workers.
         """
-        # Rack -> shape of the point's part in this rack on the idle cluster.
+        # Rack -> shape of the point's part in this rack on the idle cluster. A shape says how many
+        # nodes give how many devices of which model.
         shapes: dict[str, _Shape] = {}
         workers = self._on_idle_cluster(world_size)
         nodes = Counter(self._devices[worker_id].node_id for worker_id in workers)
@@ -294,12 +297,14 @@ class DeviceAllocator:
     ) -> dict[str, Sequence[int]]:
         """Return node -> workers in this shape, on the first suitable nodes; {} without a fit."""
         chosen: dict[str, Sequence[int]] = {}
+        # Find the nodes that give the most devices first, because few nodes suit.
         for (count, model), wanted_nodes in sorted(shape.items(), reverse=True):
             missing_nodes = wanted_nodes
             for node in nodes:
                 if missing_nodes == 0:
                     break
-                if node not in chosen and self._rack_and_model[node][1] == model:
+                _, model_of_node = self._rack_and_model[node]
+                if node not in chosen and model_of_node == model:
                     workers = choose_workers(node, count)
                     if workers:
                         chosen[node] = workers

@@ -610,7 +610,7 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
         own_s += time_after.own_s - time_before.own_s
         children_s += time_after.children_s - time_before.children_s
     # When a process of ours ends, all its time moves to the children's time of its parent. Subtract
-    # the time that it had used before the first reading.
+    # the time that the process had used before the first reading.
     ended_s = 0.0
     for process, time_before in before.own_times.items():
         if process not in after.own_times:
@@ -618,6 +618,7 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
     others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
 
     busy_cores = others_s / (after.time_s - before.time_s) if others_s > _MIN_LOAD_S else 0.0
+    # Ignore a small share of the processors that the point uses: an idle system has some load.
     threads = sum(max(1, device.omp_num_threads) for device in devices if device.kind == "cpu")
     if busy_cores <= _MIN_LOAD_SHARE * min(threads, after.processors):
         return None

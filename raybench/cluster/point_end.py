@@ -216,12 +216,14 @@ class _AnswerCollector:
             finished: ranks that answered before the point was ended.
         """
         deaths = [failure for failure in self.failures if failure.error_type in _DEATHS]
+        # Rank -> last lines; lines of earlier calls are kept.
         tails = self._log_tails
         tails |= self._ranks.log_tails([*self.missing, *(failure.rank for failure in deaths)])
         answers = dict(self.answers)
         for failure in deaths:
             tail, message = tails.get(failure.rank, ""), failure.message
             if failure.error_type == Cause.WORKER_DIED and (match := _FATAL_SIGNAL.search(tail)):
+                # Python writes a description of the signal, Ray its name; the other group is None.
                 python_text, signal_name = match.groups()
                 signal_name = signal_name or _SIGNAL_NAMES.get(python_text, python_text)
                 # Keep a message that names a signal: the worker of a script writes it, and the log

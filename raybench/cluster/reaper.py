@@ -101,6 +101,7 @@ def _start_watcher(mark: str, *, raylet: int = 0, ids: int | None = None, folder
 
     if not hasattr(os, "pidfd_open"):
         return
+    # With -I and -S, Python starts fast, but does not find psutil by itself.
     packages = os.path.dirname(os.path.dirname(psutil.__file__))  # noqa: PTH120
     arguments = [str(os.getpid()), str(raylet), mark, packages, folder]
     command = [sys.executable, "-I", "-S", __file__, *arguments]

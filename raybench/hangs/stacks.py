@@ -114,12 +114,13 @@ def classify_wait(frames: Sequence[Frame], kernel_wait: str = "") -> Wait:
         return Wait.DEVICE
     if inner.path.endswith(_LOCK_FILES):
         return Wait.LOCK
-    text = inner.text
-    if _DEVICE_TEXT.search(text):
+    # C functions have no frame, so read the source line that calls the C function.
+    source_line = inner.text
+    if _DEVICE_TEXT.search(source_line):
         return Wait.DEVICE
-    if _SLEEP_TEXT.search(text) or (not text and "nanosleep" in kernel_wait):
+    if _SLEEP_TEXT.search(source_line) or (not source_line and "nanosleep" in kernel_wait):
         return Wait.SLEEP
     may_wait_for_lock = not kernel_wait or any(name in kernel_wait for name in _LOCK_KERNEL_WAITS)
-    if _LOCK_TEXT.search(text) and may_wait_for_lock:
+    if _LOCK_TEXT.search(source_line) and may_wait_for_lock:
         return Wait.LOCK
     return Wait.SLEEP if "nanosleep" in kernel_wait else Wait.NOTHING_KNOWN

@@ -48,10 +48,13 @@ def next_look(ranks: Sequence[RankProgress], looks: int) -> Look | None:
         ranks: progress of the ranks that have not ended the point.
         looks: number of looks since any rank has made progress.
     """
+    are_between_blocks = not any(rank.is_in_block for rank in ranks)
     # The first step may compile or load data for minutes.
-    if not any(rank.is_in_block for rank in ranks) or any(rank.blocks == 0 for rank in ranks):
+    is_before_first_step = any(rank.blocks == 0 for rank in ranks)
+    if are_between_blocks or is_before_first_step:
         return None
     longest_s = max(rank.longest_block_s for rank in ranks)
+    # So long without progress is suspicious; each look without a verdict doubles this time.
     stall_s = max(_MIN_STALL_S, _STALL_BLOCKS * longest_s)
     return Look(
         due_s=min(rank.last_s for rank in ranks) + stall_s * _BACKOFF**looks,

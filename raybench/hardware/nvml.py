@@ -94,7 +94,8 @@ def uuid_of(index: int) -> str | None:
     # An entry is a number in PCI order, or a UUID.
     entry = visible.split(",")[index].strip() if visible else str(index)
     if not entry.isdecimal():
-        return entry if entry.startswith("GPU-") and device(entry) is not None else None
+        is_known_gpu = entry.startswith("GPU-") and device(entry) is not None
+        return entry if is_known_gpu else None
     handle = ask(pynvml.nvmlDeviceGetHandleByIndex, int(entry)) if _is_open() else None
     return None if handle is None else ask(pynvml.nvmlDeviceGetUUID, handle)
 

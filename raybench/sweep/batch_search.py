@@ -50,6 +50,7 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
     """
     oom_batches = [batch for batch, status in outcomes.items() if status is Status.OOM]
     smallest_oom = min(oom_batches, default=None)
+    # All batches below the smallest that was out of memory must have been ok.
     largest_ok = 0
     for batch, status in sorted(outcomes.items()):
         if batch == smallest_oom:
@@ -60,9 +61,10 @@ def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
     if smallest_oom is None:
         if largest_ok >= most:
             return f"batch_size {largest_ok:,} fits, and no larger one may be tried"
+        # Double the batch until memory runs out.
         return min(2 * largest_ok, most) if largest_ok else start
     if not is_largest_known(largest_ok, smallest_oom):
-        return (largest_ok + smallest_oom) // 2
+        return (largest_ok + smallest_oom) // 2  # bisect
     return None if largest_ok else "not even batch_size 1 fits"
 
 

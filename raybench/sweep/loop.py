@@ -316,9 +316,10 @@ class _Loop:
         if ended:
             self.write([(attempt.index, record) for attempt, record in ended])
         for attempt, record in ended:
-            # Retry a lost trial once: its device is more often to blame than its point.
-            is_lost = record.status is Status.LOST and record.devices
-            if is_lost and attempt.tries == 1 and not self.stopping():
+            # Retry a lost trial once: its device is more often to blame than its point. A skipped
+            # trial has no devices.
+            has_lost_devices = record.status is Status.LOST and bool(record.devices)
+            if has_lost_devices and attempt.tries == 1 and not self.stopping():
                 self._schedule.add(replace(attempt, tries=attempt.tries + 1))
                 yield PointRetried(index=attempt.index, record=record)
                 continue

@@ -291,6 +291,7 @@ def _difference(run: Run, job: Job) -> str:
         before = job_from_text(
             "job.yaml", run.job_text, overrides_in(run.argv), on_cpu=bool(run.cpu_section)
         )
+        # Compare only if the text of the job still has the meaning that the run has measured.
         if before.meaning_sha256 == run.job_sha256:
             old = dict(_dotted_settings(before.model_dump(mode="json")))
             new = dict(_dotted_settings(job.model_dump(mode="json")))

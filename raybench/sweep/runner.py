@@ -62,6 +62,7 @@ def run_sweep(
     """
 
     def close() -> None:
+        """Close the cluster; tell the user if a signal interrupts the closing."""
         try:
             cluster.close()
         except KeyboardInterrupt:

@@ -601,7 +601,7 @@ class NodeAgents:
 
         def merge(answers: Mapping[str, Any]) -> Evidence:
             ranks = list(chain.from_iterable(ranks for ranks, _ in answers.values()))
-            if len(ranks) < len(devices):
+            if len(ranks) < len(devices):  # an agent did not answer
                 return Evidence(ranks=())
             ranks.sort(key=lambda rank: rank.rank)
             pids = [rank.process.pid for rank in ranks]

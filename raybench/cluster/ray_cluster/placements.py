@@ -38,7 +38,7 @@ class Slot:
 def count_devices(kind: DeviceKind) -> int:
     """Return the number of devices of all living nodes, free or not."""
     resources = (node["Resources"] for node in ray_nodes() if node["Alive"])
-    return sum(int(of_node.get(RESOURCE[kind], 0)) for of_node in resources)
+    return sum(int(amounts.get(RESOURCE[kind], 0)) for amounts in resources)
 
 
 def free_devices(kind: DeviceKind) -> dict[str, int]:

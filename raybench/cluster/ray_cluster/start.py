@@ -141,9 +141,10 @@ def connect_ray(
     head_address, own_node_id = context.gcs_address, context.get_node_id()
     with start_guard(HeadMonitor({_HEAD: head_address}).gone, end):
         nodes = ray_nodes()
+    # Ray's dict of each node: name of a resource -> amount.
     resources = [node["Resources"] for node in nodes if node["Alive"]]
-    gpus = int(sum(of_node.get("GPU", 0) for of_node in resources))
-    cpus = int(sum(of_node.get("CPU", 0) for of_node in resources))
+    gpus = int(sum(amounts.get("GPU", 0) for amounts in resources))
+    cpus = int(sum(amounts.get("CPU", 0) for amounts in resources))
     if device == "cuda" and not gpus and not wait_s:
         leave(folder, is_borrowed=is_borrowed)
         raise ClusterError(
@@ -222,7 +223,7 @@ def _join(head: _Head, end: Callable[[str], None]) -> None:
 
 
 def _find_head(address: str) -> _Head:
-    """Return the head that `address` names; it has answered."""
+    """Return the head that `address` names and that has answered; no address: start a Ray."""
     option = f"--address {address}"
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, option = exported, f"RAY_ADDRESS={exported}"
@@ -420,7 +421,9 @@ def make_private_folder() -> Path:
     folders = (os.environ.get("RAY_TMPDIR"), os.environ.get("TMPDIR"))
     bases = [*(Path(folder).resolve() for folder in folders if folder), Path("/tmp")]
     max_bytes = _MAX_SOCKET_PATH_BYTES - _FOLDER_BYTES - _RAYS_SOCKET_BYTES
-    base = next(base for base in bases if len(os.fsencode(base)) <= max_bytes)
+    # /tmp is always short enough.
+    short_bases = [base for base in bases if len(os.fsencode(base)) <= max_bytes]
+    base = short_bases[0]
     try:
         return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=base))
     except OSError as error:
