@@ -644,7 +644,7 @@ def _memory_lines(
     plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
 ) -> Iterator[str]:
     """Yield lines: the memory that points need, and for points that do not fit, what would fit."""
-    from raybench.job.memory import USABLE, explain_oom, short_gib
+    from raybench.job.memory import USABLE_SHARE, explain_oom, short_gib
 
     sizes = [needed for needed in estimates if needed]
     if not sizes:
@@ -657,7 +657,7 @@ def _memory_lines(
     too_big = []
     for number, point in enumerate(plan.points, start=1):
         needed = estimates[number - 1]
-        if needed and needed > USABLE * device_bytes:
+        if needed and needed > USABLE_SHARE * device_bytes:
             too_big.append((number, point, needed))
     numbers = ", ".join(f"#{number}" for number, *_ in too_big)
     size = f"{short_gib(device_bytes)} GiB"

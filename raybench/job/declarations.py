@@ -11,12 +11,15 @@ from raybench.job.registry import usage_errors
 
 
 def declared_entries(workload_class: type, name: str, *attributes: str) -> list[Any]:
-    """Return the entries of a class attribute, such as `metrics`, that have all `attributes`.
+    """Return the entries of the class attribute `name`, such as `metrics`.
 
     The class attribute may be a tuple, a list, a single entry, or missing.
+
+    Args:
+        attributes: an entry without one of these attributes is left out.
     """
-    value = getattr(workload_class, name, ())
-    entries = value if isinstance(value, tuple | list) else (value,)
+    declared = getattr(workload_class, name, ())
+    entries = declared if isinstance(declared, tuple | list) else (declared,)
     # Leave out incomplete entries, because a class of the user may declare anything.
     complete = []
     for entry in entries:
@@ -31,7 +34,7 @@ def shares_work(workload_class: type) -> bool:
 
 
 def missing_packages(workload_class: type) -> dict[str, str]:
-    """Return package -> how to install it, for the `packages` that are not installed."""
+    """Return package -> how to install the package, for the packages that are not installed."""
     packages: Mapping[str, str] = getattr(workload_class, "packages", {})
     return {name: cure for name, cure in packages.items() if find_spec(name) is None}
 
@@ -69,7 +72,7 @@ def why_not(workload_class: type, settings: Mapping[str, Scalar]) -> str | None:
 
 
 def call_if_declared(workload_class: type, method: str, settings: Mapping[str, Scalar]) -> Any:
-    """Call an optional method of a workload's class; None if the class does not have it.
+    """Return the result of an optional class method; None if the class lacks the method.
 
     Raises:
         UsageError: the method raises.

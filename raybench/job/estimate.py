@@ -16,11 +16,11 @@ START_S = 15.0
 SET_UP_S = 0.55
 # Start of new processes for a point.
 _NEW_PROCESSES_S = 6.0
-# Between the shortest and the longest timing of a point, the average is at this share: most steps
+# The part of the optional time, beyond the shortest timing, that an average point uses: most steps
 # are steady, so few points use their whole budget.
 _USED_SHARE = 0.1
 # Points of a search for the largest batch without a maximum: five doublings, six bisections.
-_PROBES = 11
+_POINTS_OF_OPEN_SEARCH = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +29,9 @@ class TimeEstimate:
 
     # Start of Ray and of the workers.
     start_s: float
-    # One trial.
+    # One point in one round.
     trial_s: float
-    # All trials.
+    # All points in all rounds.
     trials_s: float
 
     @property
@@ -48,7 +48,9 @@ def estimate_time(job: Job, plan: Plan, trials: int) -> TimeEstimate:
     """
     measure = job.measure
     if measure.iterations is None:
-        repeat_s = measure.least_s + _USED_SHARE * max(0.0, measure.max_seconds - measure.least_s)
+        # Few points use their whole budget.
+        optional_s = max(0.0, measure.max_seconds - measure.least_s)
+        repeat_s = measure.least_s + _USED_SHARE * optional_s
     else:
         # The step time is unknown, so assume half of the budget.
         repeat_s = measure.max_seconds / 2
@@ -56,8 +58,11 @@ def estimate_time(job: Job, plan: Plan, trials: int) -> TimeEstimate:
     if measure.fresh_workers or job.workload.kind == SCRIPT:
         trial_s += _NEW_PROCESSES_S
     if (search := plan.batch_search) is not None:
-        most = search.max
-        trials *= _PROBES if most is None else math.ceil(math.log2(most / search.start)) + 1
+        if search.max is None:
+            trials *= _POINTS_OF_OPEN_SEARCH
+        else:
+            # The search doubles the batch from start to max.
+            trials *= math.ceil(math.log2(search.max / search.start)) + 1
     between_s = (measure.rounds - 1) * BETWEEN_ROUNDS_S
     return TimeEstimate(
         start_s=START_S,

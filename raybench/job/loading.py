@@ -34,12 +34,12 @@ _SIZE_RULE = (
     "8:1GiB:x2"
 )
 # Jobs must not set these variables: raybench sets them for each rank, or finds processes by them.
-_OURS = (
+_RESERVED_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
 )
-_OUR_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
+_RESERVED_PREFIXES = ("RAY_", "RAYBENCH_", "TORCHELASTIC_")
 _Settings = Mapping[str, PointSetting]
 
 
@@ -83,7 +83,8 @@ def job_of_source(source: YamlSource) -> Job:
     job, problems = _check_source(source)
     other_lines: list[tuple[Order, str]] = []
     if source.has_cpu:
-        # Omit the overrides: they may suit only one of the two forms of the job.
+        # A job with a section `cpu` has two forms, for GPUs and for CPU workers: check both.
+        # Omit the overrides here, because they may suit only the form that will run.
         other = parse_source(source.name, source.text, on_cpu=not source.on_cpu)
         other_lines = _problems_of_other_form(source if source.on_cpu else other, other)
     if job is not None and not problems and other_lines:
@@ -101,17 +102,17 @@ def _problems_of_other_form(with_cpu: YamlSource, other: YamlSource) -> list[tup
     job, problems = _check_source(other)
     if job is not None and not problems:
         problems += plan_and_problems(job)[1]
-    replaced = [
+    problems_in_cpu_section = [
         problem for problem in problems if with_cpu.path_in_file(problem.path) != problem.path
     ]
-    return other.ordered_lines(replaced)
+    return other.ordered_lines(problems_in_cpu_section)
 
 
 def _check_source(source: YamlSource) -> tuple[Job | None, list[JobProblem]]:
     """Return the job, or None if it cannot be built, and all problems."""
     problems = list(source.problems)
     job, invalid = validate(source.data)
-    problems += _not_below(problems, invalid)
+    problems += _new_problems(problems, invalid)
     if job is None:
         # Check the rest without the wrong values, so that the user sees all problems at once.
         valid = {
@@ -128,7 +129,7 @@ def _check_source(source: YamlSource) -> tuple[Job | None, list[JobProblem]]:
         job, _ = validate({"version": 1, "name": "unnamed", **valid})
     if job is not None:
         job.set_source(source)
-        problems += _not_below(problems, _check_meaning(job, problems))
+        problems += _new_problems(problems, _check_with_workload(job, problems))
         # Check the points unless a problem may have changed them. Without any problem, `make_plan`
         # checks them later.
         point_sections = {"workload", "matrix", "zip", "env", "exclude", "include", "baseline"}
@@ -137,20 +138,23 @@ def _check_source(source: YamlSource) -> tuple[Job | None, list[JobProblem]]:
     return job, problems
 
 
-def _not_below(reported: Sequence[JobProblem], problems: Sequence[JobProblem]) -> list[JobProblem]:
-    """Return the problems whose path is neither at nor below the path of a reported problem."""
-    paths = {problem.path for problem in reported}
-    remaining = []
+def _new_problems(
+    reported: Sequence[JobProblem], problems: Sequence[JobProblem]
+) -> list[JobProblem]:
+    """Return the problems whose key, and whose sections, have no reported problem yet."""
+    reported_paths = {problem.path for problem in reported}
+    new_problems = []
     for problem in problems:
+        # The path of the problem, and the paths of the sections around it.
         prefixes = {problem.path[:length] for length in range(len(problem.path) + 1)}
-        if prefixes.isdisjoint(paths):
-            remaining.append(problem)
-    return remaining
+        if prefixes.isdisjoint(reported_paths):
+            new_problems.append(problem)
+    return new_problems
 
 
-def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]:
-    """Give the job its settings and its class, and return problems that depend on the workload."""
-    # The wrong values at these paths were removed from the job.
+def _check_with_workload(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]:
+    """Set the settings and the class of the job; return problems that depend on the workload."""
+    # `_check_source` has removed the wrong values at these paths from the job.
     removed = [problem.path for problem in problems]
     reported: list[JobProblem] = []
     try:
@@ -162,11 +166,11 @@ def _check_meaning(job: Job, problems: Sequence[JobProblem]) -> list[JobProblem]
         nearest = difflib.get_close_matches(job.workload.kind, registry.BUILTIN, n=1)
         if not nearest:
             settings = {name: run_setting(name) for name in RUN_SETTINGS}
-            return reported + _check(job, settings, removed, is_workload_known=False)
+            return reported + _check_settings(job, settings, removed, is_workload_known=False)
         workload_class = registry.load_workload(nearest[0])
         settings, name_problems = _collect_settings(job, workload_class, removed)
     job.set_workload(settings, workload_class)
-    return [*reported, *name_problems, *_check(job, settings, removed)]
+    return [*reported, *name_problems, *_check_settings(job, settings, removed)]
 
 
 def _collect_settings(
@@ -174,12 +178,14 @@ def _collect_settings(
 ) -> tuple[dict[str, PointSetting], list[JobProblem]]:
     """Return name -> setting of the points, and problems of variables and of names in braces."""
     settings = settings_of_class(workload_class)
-    env = dict.fromkeys([*job.env, *_names_in("env", removed)])
-    given = {*job.varied, *env, *_names_in("matrix", removed)}
-    if not getattr(workload_class, "needs_batch_size", True) and given.isdisjoint(BATCH_SIZES):
+    env_names = dict.fromkeys([*job.env, *_keys_of_section("env", removed)])
+    given_names = {*job.varied, *env_names, *_keys_of_section("matrix", removed)}
+    has_batch_size = not given_names.isdisjoint(BATCH_SIZES)
+    if not getattr(workload_class, "needs_batch_size", True) and not has_batch_size:
+        # The workload runs without a batch size, so its points have no such setting.
         settings = {n: setting for n, setting in settings.items() if n not in BATCH_SIZES}
     problems = list(_check_env_and_script(job, settings))
-    variables = {name: make_setting(name, str) for name in env if name not in settings}
+    variables = {name: make_setting(name, str) for name in env_names if name not in settings}
     # A script declares no parameters: an axis that a text names in braces becomes a setting.
     script_axes: dict[str, PointSetting] = {}
     declared = settings | variables
@@ -191,11 +197,11 @@ def _collect_settings(
             problems.append(JobProblem(path=path, message=f"{error}, given {quote(text)}"))
             continue
         for name in names:
-            if name in given and name not in declared:
+            if name in given_names and name not in declared:
                 script_axes[name] = make_setting(name, Scalar)
         for name in names:
             message = ""
-            if name in BATCH_SIZES and given.isdisjoint(BATCH_SIZES):
+            if name in BATCH_SIZES and not has_batch_size:
                 message = f"names {{{name}}}, but the job gives no batch size; "
                 message += f"put {name} into matrix"
             elif name in BATCH_SIZES and path[0] == "env" and job.batch_search is not None:
@@ -210,19 +216,19 @@ def _collect_settings(
 
 def _texts_with_names(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyPath, str]]:
     """Yield (path, text) of all texts that may name settings in braces."""
+    # These are the values of env, and of the parameters that the class lists in `templates`.
     values_by_path: list[tuple[KeyPath, object]] = []
+    # (path of a mapping in the job, axis name -> values).
+    groups: list[tuple[KeyPath, Mapping[str, tuple[Scalar, ...]]]] = [(("matrix",), job.axes)]
+    groups += [(("zip", number), entry) for number, entry in enumerate(job.zip)]
     for name in templates:
         values_by_path.append((("workload", name), job.workload.parameters.get(name)))
-        axes: list[tuple[KeyPath, Mapping[str, tuple[Scalar, ...]]]]
-        axes = [(("matrix",), job.axes), *((("zip", n), entry) for n, entry in enumerate(job.zip))]
-        for path, axis in axes:
-            values_by_path += [
-                ((*path, name, i), value) for i, value in enumerate(axis.get(name, ()))
-            ]
+        for path, axes in groups:
+            for index, value in enumerate(axes.get(name, ())):
+                values_by_path.append(((*path, name, index), value))
     for name in (*templates, *job.env):
-        values_by_path += [
-            (("include", n, name), point.get(name)) for n, point in enumerate(job.include)
-        ]
+        for number, point in enumerate(job.include):
+            values_by_path.append((("include", number, name), point.get(name)))
     for name, values in job.env.items():
         values_by_path += [(("env", name, index), value) for index, value in enumerate(values)]
     yield from ((path, text) for path, text in values_by_path if isinstance(text, str))
@@ -230,13 +236,15 @@ def _texts_with_names(job: Job, templates: Sequence[str]) -> Iterator[tuple[KeyP
 
 def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[JobProblem]:
     """Yield a problem for each reserved variable, and for a missing script."""
+    # A point has its variables among its settings, so all names must differ.
+    setting_names = {*settings, *RUN_SETTINGS, "grad_accumulation"}
     for name in job.env:
         message = ""
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             message = "must be the name of a variable, as in NCCL_ALGO"
-        elif name in _OURS or name.startswith(_OUR_PREFIXES):
+        elif name in _RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIXES):
             message = "is set by raybench itself; leave it out"
-        elif name in {*settings, *RUN_SETTINGS, "grad_accumulation"}:
+        elif name in setting_names:
             message = "is the name of a setting; a variable cannot have it"
         if message:
             yield JobProblem(path=("env", name), at_key=True, message=message)
@@ -253,7 +261,7 @@ def _check_env_and_script(job: Job, settings: _Settings) -> Iterator[JobProblem]
         yield JobProblem(path=("workload", "path"), message=message)
 
 
-def _check(
+def _check_settings(
     job: Job, settings: _Settings, removed: Sequence[KeyPath], *, is_workload_known: bool = True
 ) -> list[JobProblem]:
     """Return the problems of values and axes; removed values are not reported as missing."""
@@ -272,34 +280,38 @@ def _check(
                 problems.append(JobProblem(path=("answer", "over", index), message=message))
     # Look for missing axes only if the sections that may give an axis are intact. A merge key (<<)
     # may have given any axis.
-    damaged = {path[0] for path in removed if path}
-    if damaged.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in removed:
+    damaged_sections = {path[0] for path in removed if path}
+    if damaged_sections.isdisjoint({"zip", "include"}) and ("matrix", "<<") not in removed:
         if ("matrix",) not in removed:
             problems += _check_what_is_missing(job, settings, removed)
         lengths = [len(values) for values in (*job.axes.values(), *job.env.values())]
-        lengths += [len(next(iter(entry.values()))) for entry in job.zip if entry]
+        for entry in job.zip:
+            # The lists of an entry form one axis, so take only the length of the first list.
+            lengths += [len(values) for values in entry.values()][:1]
         # Count the points without building them: there may be billions.
         count = (math.prod(lengths) if lengths else 0) + len(job.include)
-        if "matrix" not in damaged and count > MAX_POINTS:
+        if "matrix" not in damaged_sections and count > MAX_POINTS:
             message = f"a job has at most {MAX_POINTS:,} points, given {count:,}"
             problems.append(JobProblem(path=("matrix",), message=message))
     return problems
 
 
 def _axis_names(job: Job) -> list[str]:
+    """Return the settings that are axes: variables with several values, matrix, zip."""
     variables = [name for name, values in job.env.items() if len(values) > 1]
     return [*variables, *job.matrix, *(name for entry in job.zip for name in entry)]
 
 
-def _names_in(section: str, paths: Sequence[KeyPath]) -> list[str]:
-    """Return the keys of a section that are on the paths."""
+def _keys_of_section(section: str, paths: Sequence[KeyPath]) -> list[str]:
+    """Return the key of each path that leads into the section, such as `name` of ("env", name)."""
     return [str(path[1]) for path in paths if path[:1] == (section,) and len(path) > 1]
 
 
 def _check_values(
     job: Job, settings: _Settings, *, is_workload_known: bool
 ) -> Iterator[JobProblem]:
-    # (path in the job, name -> values, noun for a name in messages).
+    """Yield a problem for each unknown name, and for each value that its setting rejects."""
+    # (path in the job, name -> value or values, noun for a name in messages).
     groups: list[tuple[KeyPath, Mapping[str, object], str]] = [
         (("workload",), job.workload.parameters if is_workload_known else {}, "parameter"),
         (("matrix",), job.axes, "axis"),
@@ -308,34 +320,35 @@ def _check_values(
         *((("include", number), entry, "setting") for number, entry in enumerate(job.include)),
         (("baseline",), job.baseline, "setting"),
     ]
-    for path, group, what in groups:
+    for path, group, noun in groups:
         if not group and path[0] in ("zip", "exclude"):
             yield JobProblem(path=path, message="must not be empty")
-        for name, given in group.items():
+        for name, value_or_values in group.items():
             value_path = (*path, name)
-            if name not in settings or (what == "parameter" and name in RUN_SETTINGS):
+            if name not in settings or (noun == "parameter" and name in RUN_SETTINGS):
                 if is_workload_known:
-                    message = _explain_unknown(job, settings, what, name)
+                    message = _explain_unknown(job, settings, noun, name)
                     yield JobProblem(path=value_path, at_key=True, message=message)
                 continue
-            is_tuple = isinstance(given, tuple)
-            for index, value in enumerate(given if isinstance(given, tuple) else (given,)):
-                complaint = settings[name].complaint(value)
-                if complaint is None:
+            is_tuple = isinstance(value_or_values, tuple)
+            values = value_or_values if isinstance(value_or_values, tuple) else (value_or_values,)
+            for index, value in enumerate(values):
+                error = settings[name].complaint(value)
+                if error is None:
                     continue
                 if name.endswith("_bytes") and isinstance(value, str):
-                    complaint = f"{_SIZE_RULE}, given {quote(value)}"
+                    error = f"{_SIZE_RULE}, given {quote(value)}"
                 elif name in BATCH_SIZES and value == "auto":
-                    complaint = "auto is for matrix alone, as its whole value: batch_size: auto"
+                    error = "auto is for matrix alone, as its whole value: batch_size: auto"
                 elif value_path == ("matrix", "batch_size") and isinstance(value, str):
-                    complaint += did_you_mean(value.lower(), ["auto"])
+                    error += did_you_mean(value.lower(), ["auto"])
                 path_of_value = (*value_path, index) if is_tuple else value_path
-                yield JobProblem(path=path_of_value, message=complaint)
+                yield JobProblem(path=path_of_value, message=error)
 
 
-def _explain_unknown(job: Job, settings: _Settings, what: str, name: str) -> str:
-    """Return the message for a name that is no setting here; `what` is "parameter", "axis", ..."""
-    kind, is_parameter = job.workload.kind, what == "parameter"
+def _explain_unknown(job: Job, settings: _Settings, noun: str, name: str) -> str:
+    """Return the message for a wrong name; `noun` says what the name would be, such as "axis"."""
+    kind, is_parameter = job.workload.kind, noun == "parameter"
     if is_parameter and name in settings:
         return "not a parameter; put it into matrix"
     if name in BATCH_SIZES:
@@ -347,12 +360,12 @@ def _explain_unknown(job: Job, settings: _Settings, what: str, name: str) -> str
         )
     valid = [n for n in settings if not is_parameter or n not in RUN_SETTINGS]
     hint = f"; or name {{{name}}} in args or env" if kind == SCRIPT and not is_parameter else ""
-    return say_unknown(what, name, valid) + hint
+    return say_unknown(noun, name, valid) + hint
 
 
 def _check_axes(job: Job) -> Iterator[JobProblem]:
     """Yield a problem for duplicate axes, unequal lists, and conflicts with a batch search."""
-    # A setting may be given in one section only.
+    # A setting may be given in one section only. Another check rejects a run setting in workload.
     fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
     first_paths: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
     first_paths |= {name: ("env", name) for name in job.env}
@@ -383,8 +396,8 @@ def _check_what_is_missing(
     job: Job, settings: _Settings, removed: Sequence[KeyPath]
 ) -> Iterator[JobProblem]:
     """Yield a problem for each missing axis, batch size or parameter."""
-    axes = list(dict.fromkeys([*_axis_names(job), *_names_in("matrix", removed)]))
-    fixed = {*job.workload.parameters, *_names_in("workload", removed)}
+    axes = list(dict.fromkeys([*_axis_names(job), *_keys_of_section("matrix", removed)]))
+    fixed = {*job.workload.parameters, *_keys_of_section("workload", removed)}
     # (path, given names) of each group of points: entries of `include`, the product of the axes.
     # Each group must give all axes and required settings.
     groups: list[tuple[KeyPath, Collection[str]]]

@@ -12,11 +12,11 @@ from raybench.job.registry import load_workload
 from raybench.job.settings import settings_of_class
 
 # A point can use this share of the memory; the driver, NCCL and fragmentation take the rest.
-USABLE = 0.93
+USABLE_SHARE = 0.93
 # The estimate of a point that ran out of memory may be too low, so a proposal must need 10 % less.
-_LESS = 0.9
+_SHARE_AFTER_CHANGE = 0.9
 # Settings that need less memory, the cheapest in time first.
-_CHANGES: tuple[tuple[str, Scalar], ...] = (
+_SAVING_SETTINGS: tuple[tuple[str, Scalar], ...] = (
     ("fused_optimizer", True),
     ("precision", "bf16"),
     ("gradient_as_bucket_view", True),
@@ -40,10 +40,13 @@ def estimate(point: Point, **changes: Scalar) -> int | None:
     try:
         if why_not(workload_class, settings) is not None:
             return None
-        count = call_if_declared(workload_class, "estimate_memory", settings)
+        estimate_bytes = call_if_declared(workload_class, "estimate_memory", settings)
     except UsageError:
         return None
-    return round(count) if isinstance(count, int | float) and math.isfinite(count) else None
+    # A class of the user may return anything.
+    if not isinstance(estimate_bytes, int | float) or not math.isfinite(estimate_bytes):
+        return None
+    return round(estimate_bytes)
 
 
 def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
@@ -54,21 +57,23 @@ def explain_oom(point: Point, estimate_bytes: int, device_bytes: int) -> str:
     Raises:
         UsageError: the workload cannot be loaded.
     """
-    limit_bytes = min(USABLE * device_bytes, _LESS * estimate_bytes)
-    settings, given = settings_of_class(load_workload(point.workload)), point.settings
-    batch = int(given.get("batch_size", 1))
-    batches = [("batch_size", batch >> halvings) for halvings in range(1, batch.bit_length())]
-    changes = [
-        (name, value)
-        for name, value in _CHANGES
-        if name in settings and given.get(name) != value and settings[name].complaint(value) is None
-    ]
+    # The estimate may be too low, so a change must also need clearly less than the estimate.
+    limit_bytes = min(USABLE_SHARE * device_bytes, _SHARE_AFTER_CHANGE * estimate_bytes)
+    allowed, current = settings_of_class(load_workload(point.workload)), point.settings
+    batch = int(current.get("batch_size", 1))
+    # batch // 2, batch // 4, ... down to 1.
+    halved = [("batch_size", batch >> halvings) for halvings in range(1, batch.bit_length())]
+    changes = []
+    for name, value in _SAVING_SETTINGS:
+        is_allowed = name in allowed and allowed[name].complaint(value) is None
+        if is_allowed and current.get(name) != value:
+            changes.append((name, value))
     fits = []
-    for group in (batches, changes):
+    for group in (halved, changes):
         for name, value in group:
-            needed = estimate(point, **{name: value})
-            if needed is not None and needed <= limit_bytes:
-                fits.append(f"{name} {setting_text(value)} ({short_gib(needed)} GiB)")
+            needed_bytes = estimate(point, **{name: value})
+            if needed_bytes is not None and needed_bytes <= limit_bytes:
+                fits.append(f"{name} {setting_text(value)} ({short_gib(needed_bytes)} GiB)")
                 break
     comparison = f"{short_gib(estimate_bytes)} GiB and the device has {short_gib(device_bytes)} GiB"
     text = f"by an estimate, the point needs {comparison}"

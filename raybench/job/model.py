@@ -55,13 +55,13 @@ def _must(rule: str, test: Callable[[Any], object]) -> Callable[[Any], Any]:
     return check
 
 
-def _not_under(name: str) -> AfterValidator:
-    """Return a validator that rejects a number below the field `name`."""
+def _not_under(lower_field: str) -> AfterValidator:
+    """Return a validator that rejects a number below the value of another field."""
 
     def check(value: int | None, info: ValidationInfo) -> int | None:
-        minimum = info.data.get(name)
+        minimum = info.data.get(lower_field)
         if value is not None and minimum is not None and value < minimum:
-            raise ValueError(f"must not be below {name}, which is {minimum}")
+            raise ValueError(f"must not be below {lower_field}, which is {minimum}")
         return value
 
     return AfterValidator(check)
@@ -178,23 +178,29 @@ class BatchSearch(JobSection):
     )
 
 
-_VALUES: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
+_VALUES_ADAPTER: TypeAdapter[tuple[_AnyScalar, ...]] = TypeAdapter(Values)
 
 
 def _axis(value: object, _: ValidatorFunctionWrapHandler) -> object:
+    """Return a mapping as a BatchSearch, and any other value as the tuple of an axis."""
     # Choose the type here: pydantic would report an error for each member of the union.
     if isinstance(value, dict):
         return BatchSearch.model_validate(value)
-    return _VALUES.validate_python(value)
+    return _VALUES_ADAPTER.validate_python(value)
 
 
 def _matrix(value: object) -> object:
     """Return the matrix with sizes in bytes; `batch_size: auto` becomes a batch search."""
     if not isinstance(value, dict):
         return value
-    axes = {name: [given] if isinstance(given, dict) else given for name, given in value.items()}
-    if "batch_size" in value:
-        axes["batch_size"] = {} if value["batch_size"] == "auto" else value["batch_size"]
+    axes: dict[str, object] = {}
+    for name, axis in value.items():
+        if name == "batch_size":
+            # An empty mapping is a batch search with default bounds.
+            axes[name] = {} if axis == "auto" else axis
+        else:
+            # Only batch_size may be a mapping. In a list, a mapping is rejected as a wrong value.
+            axes[name] = [axis] if isinstance(axis, dict) else axis
     return with_sizes(axes)
 
 
@@ -207,8 +213,10 @@ CountOrSpan = Annotated[Span, BeforeValidator(_span, json_schema_input_type=Posi
 ENOUGH_SAMPLES = 30
 # So many samples are timed even beyond max_seconds.
 _FEWEST_SAMPLES = 5
-# The shortest warm-up is a share of the timed seconds, the longest a share of max_seconds.
-_LEAST_WARMUP, _MOST_WARMUP = 1 / 3, 1 / 2
+# The shortest warm-up, as a share of the timed seconds.
+_LEAST_WARMUP_SHARE = 1 / 3
+# The longest warm-up, as a share of max_seconds.
+_MOST_WARMUP_SHARE = 1 / 2
 
 
 def _mapping_or_quick(value: object) -> object:
@@ -287,18 +295,19 @@ class Measure(JobSection):
 
     @property
     def timed_s(self) -> float:
-        """Seconds to time unless `iterations` is given; max_seconds includes the warm-up."""
-        return min(self.seconds, self.max_seconds / (1 + _LEAST_WARMUP))
+        """Seconds to time, unless `iterations` is given."""
+        # The timed seconds and the shortest warm-up must fit into max_seconds together.
+        return min(self.seconds, self.max_seconds / (1 + _LEAST_WARMUP_SHARE))
 
     @property
     def least_warmup_s(self) -> float:
         """Shortest warm-up in seconds, unless its count is fixed."""
-        return self.timed_s * _LEAST_WARMUP
+        return self.timed_s * _LEAST_WARMUP_SHARE
 
     @property
     def most_warmup_s(self) -> float:
         """Longest warm-up in seconds."""
-        return self.max_seconds * _MOST_WARMUP
+        return self.max_seconds * _MOST_WARMUP_SHARE
 
     @property
     def fewest_samples(self) -> int:
@@ -318,7 +327,7 @@ class Measure(JobSection):
 
     @property
     def least_s(self) -> float:
-        """Shortest duration of a repeat in seconds; steps of fixed counts take no time."""
+        """Lower bound of the seconds of a repeat; the time of a fixed count of steps is unknown."""
         timed_s = self.timed_s if self.iterations is None else 0.0
         return timed_s + (0.0 if self.warmup.is_fixed else self.least_warmup_s)
 
@@ -538,7 +547,7 @@ class Job(JobSection):
 
     @property
     def varied(self) -> set[str]:
-        """The names in matrix, zip and include, even with one value."""
+        """Names of the settings in matrix, zip and include, even with one value."""
         return set(self.matrix).union(*self.zip, *self.include)
 
     @property
@@ -549,7 +558,7 @@ class Job(JobSection):
 
     @property
     def folder(self) -> Path:
-        """The folder of the job file; `.` for a job made from options."""
+        """The folder of the job file; `.` for a job made from options of the command."""
         return Path() if self._source.options else Path(self._source.name).parent
 
     @property
@@ -615,7 +624,7 @@ def validate(data: Mapping[str, Any]) -> tuple[Job | None, list[JobProblem]]:
 
 
 def _problem(error: ErrorDetails) -> JobProblem:
-    """Convert an error of pydantic; for an unknown key, propose similar keys."""
+    """Return an error of pydantic as a problem; for an unknown key, propose similar keys."""
     path: KeyPath = error["loc"]
     if error["type"] != "extra_forbidden":
         return JobProblem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
@@ -663,12 +672,12 @@ def answer_of_run(
     workload_class: type = object
     with suppress(KeyError, UsageError):
         workload_class = registry.load_workload(kind)
-    asked = _validated(AnswerSection, data.get("answer"))
-    if asked is None:
+    asked_answer = _validated(AnswerSection, data.get("answer"))
+    if asked_answer is None:
         answer = _declared_answer(workload_class, varying)
     else:
-        best = asked.best or _best_value(workload_class, asked.metric)
-        answer = Answer(metric=asked.metric, over=asked.over, best=best)
+        best = asked_answer.best or _best_value(workload_class, asked_answer.metric)
+        answer = Answer(metric=asked_answer.metric, over=asked_answer.over, best=best)
     items = _validated(Items, data.get("items"))
     items = items or _validated(Items, getattr(workload_class, "items", None))
     return replace(
@@ -702,9 +711,9 @@ def _kind(data: Mapping[str, Any]) -> str:
     return str(workload.get("kind", "")) if isinstance(workload, dict) else ""
 
 
-def _validated(kind: Any, value: object) -> Any:
+def _validated(expected_type: Any, value: object) -> Any:
     """Return a value of the job file; None if the value is missing or invalid."""
     try:
-        return None if value is None else TypeAdapter(kind).validate_python(value)
+        return None if value is None else TypeAdapter(expected_type).validate_python(value)
     except ValidationError:
         return None

@@ -92,32 +92,34 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
     points: dict[str, Point] = {}
     duplicates: Counter[KeyPath] = Counter()
     for settings in all_settings:
-        point = _make_point(job, settings)
-        if isinstance(point, JobProblem):
-            problems.setdefault(point.path, point)
-        elif point.point_id in points:
+        point_or_problem = _make_point(job, settings)
+        if isinstance(point_or_problem, JobProblem):
+            # Report one problem for each path: many points may share the cause.
+            problems.setdefault(point_or_problem.path, point_or_problem)
+        elif point_or_problem.point_id in points:
             duplicates[settings.path] += 1
         else:
-            points[point.point_id] = point
+            points[point_or_problem.point_id] = point_or_problem
     if not all_settings:
         problems[()] = JobProblem(path=("exclude",), message="leaves no point to run")
-    remarks = [
-        *_remarks(job),
+    warnings_of_job = [
+        *_warnings_of_sections(job),
         *(JobProblem(path=("exclude", n), message="matches no point") for n in unused_entries),
-        *(
-            JobProblem(path=path, message=f"{count} duplicate point{'s' * (count > 1)} dropped")
-            for path, count in duplicates.items()
-        ),
     ]
+    for path, count in duplicates.items():
+        plural = "s" if count > 1 else ""
+        message = f"{count} duplicate point{plural} dropped"
+        warnings_of_job.append(JobProblem(path=path, message=message))
     baseline = _accept(job, job.baseline)
     if points and (no_baseline := _check_baseline(baseline, points.values())):
         if "baseline" in job.model_fields_set:
             problems[no_baseline.path] = no_baseline
         else:
-            remarks.append(no_baseline)
+            # The user did not ask for the default baseline.
+            warnings_of_job.append(no_baseline)
     plan = Plan(
         points=tuple(points.values()),
-        warnings=tuple(map(job.explain, remarks)),
+        warnings=tuple(map(job.explain, warnings_of_job)),
         batch_search=job.batch_search,
         baseline=baseline,
     )
@@ -150,18 +152,24 @@ def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
         **_accept(job, job.workload.parameters),
     }
     excluded = [_accept_all(job, entry) for entry in job.exclude]
-    used: set[int] = set()
+    matching_entries: set[int] = set()
     all_settings = []
-    for path, choice in _choices(job):
-        values = shared | {name: value for name, (value, _) in choice.items()}
+    for path, combination in _combinations(job):
+        values = shared | {name: value for name, (value, _) in combination.items()}
         matching = {number for number, entry in enumerate(excluded) if _matches(values, entry)}
         # `exclude` does not apply to the points of `include`.
         if matching and path == ("matrix",):
-            used |= matching
+            matching_entries |= matching
             continue
-        size_path = next((choice[name][1] for name in BATCH_SIZES if name in choice), path)
+        size_path = path
+        for name in BATCH_SIZES:
+            if name in combination:
+                _, size_path = combination[name]
+                break
         all_settings.append(_PointSettings(values, path, size_path))
-    return all_settings, [number for number in range(len(excluded)) if number not in used]
+    return all_settings, [
+        number for number in range(len(excluded)) if number not in matching_entries
+    ]
 
 
 def _matches(values: Mapping[str, Scalar], entry: Mapping[str, Sequence[Scalar]]) -> bool:
@@ -183,32 +191,40 @@ def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, li
 
 
 # Setting -> (value, path of the value in the job file).
-_Choice = Mapping[str, tuple[Scalar, KeyPath]]
+_ValuesWithPaths = dict[str, tuple[Scalar, KeyPath]]
 
 
-def _choices(job: Job) -> Iterator[tuple[KeyPath, _Choice]]:
+def _combinations(job: Job) -> Iterator[tuple[KeyPath, _ValuesWithPaths]]:
     """Yield (path, settings) of the product of all axes, then of the points of `include`."""
-    axes: list[list[_Choice]] = []
+    # Each axis is a list of its positions; a position gives one setting, or several of `zip`.
+    axes: list[list[_ValuesWithPaths]] = []
     # Variables vary slowest, because each change needs new processes.
     variables = {name: values for name, values in job.env.items() if len(values) > 1}
     for section, settings in (("env", variables), ("matrix", _accept_all(job, job.axes))):
         for name, values in settings.items():
             axes.append([{name: (value, (section, name, i))} for i, value in enumerate(values)])
     for number, entry in enumerate(job.zip):
-        rows: list[dict[str, tuple[Scalar, KeyPath]]] = []
-        for index, values in enumerate(zip(*_accept_all(job, entry).values(), strict=True)):
-            named = zip(entry, values, strict=True)
-            rows.append({name: (value, ("zip", number, name, index)) for name, value in named})
-        axes.append(list(rows))
+        lists = _accept_all(job, entry)
+        count = min(map(len, lists.values()), default=0)
+        axes.append(
+            [
+                {name: (values[i], ("zip", number, name, i)) for name, values in lists.items()}
+                for i in range(count)
+            ]
+        )
     if axes or not job.include:
-        for choices in itertools.product(*axes):
-            yield ("matrix",), dict(itertools.chain(*(choice.items() for choice in choices)))
+        for positions in itertools.product(*axes):
+            combination: _ValuesWithPaths = {}
+            for position in positions:
+                combination |= position
+            yield ("matrix",), combination
     for number, point in enumerate(job.include):
         path = ("include", number)
         yield path, {n: (value, (*path, n)) for n, value in _accept(job, point).items()}
 
 
 def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
+    """Return the point with these settings, or why the point is impossible."""
     values, path = point_settings.values, point_settings.path
     sizes = _batch_sizes(job, values)
     if isinstance(sizes, str):
@@ -225,9 +241,10 @@ def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
         scaling="strong" if is_strong else "weak" if batch_size else None,
     )
     # Variables, and parameters in `templates` of the class, may name settings in braces.
-    given = {*job.workload.parameters, *job.varied}
-    text_names = {*job.env, *given.intersection(getattr(job.workload_class, "templates", ()))}
-    texts = {name: str(values[name]) for name in sorted(text_names) if name in values}
+    given_names = {*job.workload.parameters, *job.varied}
+    templates = given_names.intersection(getattr(job.workload_class, "templates", ()))
+    text_names = sorted({*job.env, *templates})
+    texts = {name: str(values[name]) for name in text_names if name in values}
     settings = {**point.settings, **texts}
     try:
         texts = {name: fill_in(text, settings) for name, text in texts.items()}
@@ -272,13 +289,15 @@ def _batch_sizes(job: Job, values: Mapping[str, Scalar]) -> tuple[int | None, in
 
 def _why_impossible(point: Point) -> str | None:
     """Return why the devices or the shares of a point are impossible, or None."""
-    listed = len(device_numbers(point.devices))
-    if listed and listed < point.world_size:
-        return f"devices: {point.devices} are {listed}, world_size is {point.world_size}"
+    device_count = len(device_numbers(point.devices))
+    # The setting `devices` may also be a model, which has no numbers.
+    if device_count and device_count < point.world_size:
+        return f"devices: {point.devices} are {device_count}, world_size is {point.world_size}"
     return why_not_uneven(point) if point.is_uneven else None
 
 
-def _remarks(job: Job) -> Iterator[JobProblem]:
+def _warnings_of_sections(job: Job) -> Iterator[JobProblem]:
+    """Yield warnings: missing packages, missing items_per_step, time limits that are too short."""
     for package, cure in missing_packages(job.workload_class).items():
         message = f"needs {package} on every worker, and it is not installed here; {cure}"
         yield JobProblem(path=("workload", "kind"), message=message)
@@ -363,6 +382,7 @@ def select_points(
             # The user has probably left out the quotes of a text.
             name = error.name
             settings = itertools.chain(*(other.settings.items() for other in points))
+            # The setting that has this text as a value.
             owner = next((setting for setting, value in settings if value == name), "")
             unknown = say_unknown("setting", name, point.settings)
             article = " A" if unknown.endswith("?") else "; a"

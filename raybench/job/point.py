@@ -278,19 +278,21 @@ class Point(Execution):
     def settings(self) -> dict[str, Scalar]:
         """All settings but `workload`, including params and env; None is omitted."""
         run_settings = {name: _plain(getattr(self, name)) for name in (*RUN_SETTINGS, "scaling")}
-        given = {name: value for name, value in run_settings.items() if value is not None}
-        return {**given, **self.params, **self.env}
+        known = {name: value for name, value in run_settings.items() if value is not None}
+        return {**known, **self.params, **self.env}
 
     @property
     def settings_as_given(self) -> dict[str, Scalar]:
-        """`settings` without the batch size that follows from the other batch size."""
+        """`settings`, but of the two batch sizes only the batch size that the job fixes."""
         derived = "global_batch_size" if self.scaling == "weak" else "batch_size"
         return {name: value for name, value in self.settings.items() if name != derived}
 
     @property
     def devices_needed(self) -> int:
         """Number of devices that a cluster must have at least."""
-        return max(self.world_size, *(number + 1 for number in device_numbers(self.devices)), 0)
+        # Devices are numbered from 0.
+        highest_number = max(device_numbers(self.devices), default=-1)
+        return max(self.world_size, highest_number + 1)
 
     @property
     def grad_accumulation(self) -> int:
@@ -328,14 +330,17 @@ def _plain(value: Any) -> Any:
 
 def _read_setting(name: str, hint: Any, default: Any) -> RunSetting:
     """Return the setting that a field of `Point` declares by its annotation."""
+    # The hint is Annotated[declared, *notes], and one of the notes is an `About`.
     declared, *notes = get_args(hint)
     kind: Any
     if get_origin(declared) is Literal:
         kind, allowed = str, declared
     else:
-        # `int | None` counts as int. A job has enum members as texts.
-        kind = allowed = (get_args(declared) or (declared,))[0]
+        # `int | None` counts as int.
+        union_members = get_args(declared) or (declared,)
+        kind = allowed = union_members[0]
         if issubclass(kind, StrEnum):
+            # A job has the members as texts.
             allowed = Literal[tuple(map(_plain, kind))]
     return RunSetting(
         name=name,
@@ -365,14 +370,18 @@ def names_in(text: str) -> list[str]:
         ValueError: braces are unbalanced or hold anything but a name.
     """
     try:
-        # The entry of a text without braces has the name None.
-        fields = [field for _, *field in string.Formatter().parse(text) if field[0] is not None]
+        parts = list(string.Formatter().parse(text))
     except ValueError:
         raise ValueError(_BRACES) from None
-    for name, format_spec, conversion in fields:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name or "") or format_spec or conversion:
+    names = []
+    for _, name, format_spec, conversion in parts:
+        if name is None:
+            # This part of the text has no braces.
+            continue
+        if not re.fullmatch(r"[A-Za-z_]\w*", name) or format_spec or conversion:
             raise ValueError(_BRACES)
-    return list(dict.fromkeys(str(name) for name, *_ in fields))
+        names.append(name)
+    return list(dict.fromkeys(names))
 
 
 def fill_in(text: str, settings: Mapping[str, Scalar]) -> str:

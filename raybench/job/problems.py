@@ -55,7 +55,7 @@ def key_text(path: KeyPath) -> str:
 
 
 def quote(value: object) -> str:
-    """Return any object for a message, on one line of at most 60 characters."""
+    """Return any object as text for a message: one line of at most 60 characters."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict | list):
@@ -78,7 +78,9 @@ def rule_of(error: ErrorDetails) -> str:
     if rule is None:
         message = " ".join(error["msg"].split())
         rule = re.sub(r"^((Input|String|Value) should|Value error, must) ", "must ", message)
-    allowed = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
+    # For a Literal, pydantic lists the allowed texts in quotes, as in "'fp32' or 'bf16'".
+    expected = str(error.get("ctx", {}).get("expected", ""))
+    allowed = re.findall(r"'([^']*)'", expected)
     given = error["input"]
     return f"{rule}, given {quote(given)}{did_you_mean(given, allowed)}"
 
@@ -93,11 +95,11 @@ def did_you_mean(given: object, valid: Iterable[str]) -> str:
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def say_unknown(what: str, given: object, valid: Iterable[str]) -> str:
-    """Return "unknown WHAT 'x'" with the nearest valid name, or else the first 16."""
+def say_unknown(noun: str, given: object, valid: Iterable[str]) -> str:
+    """Return "unknown NOUN 'x'" with the nearest valid name, or else with 16 valid names."""
     names = list(valid)
     hint = did_you_mean(given, names)
     if not hint and names:
         more = ", ..." if len(names) > _LISTED_NAMES else ""
         hint = f"; known: {', '.join(names[:_LISTED_NAMES])}{more}"
-    return f"unknown {what} {quote(given)}{hint}"
+    return f"unknown {noun} {quote(given)}{hint}"

@@ -48,9 +48,9 @@ def load_workload(kind: str) -> type:
     """
     module_name, class_name = module_and_class(kind)
     try:
-        current = str(Path.cwd())
-        if current not in sys.path:
-            sys.path.insert(0, current)
+        current_folder = str(Path.cwd())
+        if current_folder not in sys.path:
+            sys.path.insert(0, current_folder)
         # The module may print while it is imported, but stdout is for results (`plan --json`).
         with redirect_stdout(sys.stderr):
             module = importlib.import_module(module_name)
@@ -77,7 +77,7 @@ def module_and_class(kind: str) -> tuple[str, str]:
         kind: see `load_workload`.
 
     Raises:
-        UsageError: `kind` is neither.
+        UsageError: `kind` is neither a built-in workload nor package.module:Class.
     """
     target = BUILTIN.get(kind, kind)
     if ":" not in target:
@@ -91,11 +91,11 @@ def module_and_class(kind: str) -> tuple[str, str]:
 
 
 @contextmanager
-def usage_errors(what: str) -> Iterator[None]:
-    """Turn any exception inside the `with` block into a UsageError of one line."""
+def usage_errors(subject: str) -> Iterator[None]:
+    """Turn an exception inside the `with` block into a UsageError of one line: SUBJECT, reason."""
     try:
         yield
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{what} cannot be read: {brief(error)}") from error
+        raise UsageError(f"{subject} cannot be read: {brief(error)}") from error

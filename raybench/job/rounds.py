@@ -11,5 +11,5 @@ _RESOLUTION = 0.01
 
 
 def is_largest_known(fits: int, ran_out: int) -> bool:
-    """Return whether `ran_out` exceeds `fits` by at most 1 % or one item."""
+    """Return whether batch size `ran_out` exceeds batch size `fits` by at most 1 % or one."""
     return ran_out - fits <= max(1, int(_RESOLUTION * fits))

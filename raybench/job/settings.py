@@ -42,7 +42,8 @@ class PointSetting:
             accepted = self.adapter.validate_python(value)
         except ValidationError as error:
             violations = error.errors(include_url=False)
-            # A union gives a violation for each member. For a text, report the Literal.
+            # A union gives a violation for each member. For a text, report the Literal, whose
+            # message lists the valid texts.
             if isinstance(value, str):
                 literals = [entry for entry in violations if entry["type"] == "literal_error"]
                 violations = literals or violations
@@ -67,10 +68,12 @@ def settings_of_class(workload_class: type) -> dict[str, PointSetting]:
     Raises:
         UsageError: the class declares a parameter wrongly.
     """
-    not_applicable = (
-        *(() if getattr(workload_class, "takes_batch_size", True) else BATCH_SIZES),
-        *(() if getattr(workload_class, "weighs_loss", False) else UNEVEN),
-    )
+    not_applicable: list[str] = []
+    if not getattr(workload_class, "takes_batch_size", True):
+        not_applicable += BATCH_SIZES
+    if not getattr(workload_class, "weighs_loss", False):
+        # Unequal shares need a loss that is weighted by the samples of each rank.
+        not_applicable += UNEVEN
     run_settings = [run_setting(name) for name in RUN_SETTINGS if name not in not_applicable]
     return {
         setting.name: setting for setting in (*run_settings, *parameters_of_class(workload_class))
@@ -116,7 +119,7 @@ def _declared_parameters(workload_class: type) -> Iterator[tuple[str, Any, Any]]
     arguments = list(inspect.signature(init).parameters.values())
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [argument.name for argument in arguments if argument.kind in by_position]
-    if len(positional) != 2:
+    if len(positional) != 2:  # self and context
         raise UsageError(
             f"{where} must be declared as __init__(self, context, *, parameters...), "
             f"given ({', '.join(positional)})"
@@ -135,6 +138,7 @@ def _declared_parameters(workload_class: type) -> Iterator[tuple[str, Any, Any]]
             has_default = argument.default is not argument.empty
             yield argument.name, hint, argument.default if has_default else PydanticUndefined
             continue
+        # The type of **ddp is Unpack[DdpOptions]; its argument is the TypedDict.
         (options,) = typing.get_args(hint) or (None,)
         if not typing.is_typeddict(options):
             raise UsageError(
@@ -153,6 +157,7 @@ def _type_hints(
     for argument in arguments:
         if argument.annotation is not argument.empty:
             annotations[argument.name] = argument.annotation
+    # get_type_hints needs an object with annotations.
     holder = SimpleNamespace(__annotations__=annotations)
     return typing.get_type_hints(holder, globalns=module_globals, include_extras=True)
 

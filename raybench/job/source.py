@@ -111,16 +111,16 @@ class YamlSource:
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
 
     def explain_all(
-        self, problems: Iterable[JobProblem], others: Iterable[tuple[Order, str]] = ()
+        self, problems: Iterable[JobProblem], other_lines: Iterable[tuple[Order, str]] = ()
     ) -> str:
         """Return at most 50 lines, one for each problem, in the order of the file.
 
         Problems of overrides come last.
 
         Args:
-            others: `ordered_lines` of another source of the same text.
+            other_lines: sort keys and messages from `ordered_lines` of another source.
         """
-        ordered = sorted([*self.ordered_lines(problems), *others], key=lambda entry: entry[0])
+        ordered = sorted([*self.ordered_lines(problems), *other_lines], key=lambda entry: entry[0])
         lines = list(dict.fromkeys(line for _, line in ordered))
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"{self.name}: and {len(lines) - _MOST_LINES:,} more"]
@@ -186,20 +186,21 @@ class YamlSource:
         path = problem.path
         while path and path not in self._places:
             path = path[:-1]
-        key, value = self._places.get(path, ((1, 1), (1, 1)))
-        return key if problem.at_key else value
+        key_position, value_position = self._places.get(path, ((1, 1), (1, 1)))
+        return key_position if problem.at_key else value_position
 
     def _read(self, node: Any, path: KeyPath, yaml: YAML, key_node: Any = None) -> Any:
-        """Return the value of a node, and keep the position of each value in it."""
+        """Return the value of a YAML node, and store the position of each value in the node."""
         at = _position(node)
+        # An entry of a list and the document itself have no key.
         self._places[path] = _position(key_node or node), at
         if node.anchor is not None:
             # An alias may make the node contain itself, so read an empty text in its place.
             rule = "anchors (&) and aliases (*) are not supported; write the value out each time"
-            self._note(path, rule, at)
+            self._add_problem(path, rule, at)
             node.anchor, node = None, ScalarNode(f"{_CORE}str", "", node.start_mark)
         if not str(node.tag).startswith(_CORE):
-            self._note(path, f"tags are not supported, given {quote(str(node.tag))}", at)
+            self._add_problem(path, f"tags are not supported, given {quote(str(node.tag))}", at)
         if isinstance(node, SequenceNode):
             return [self._read(entry, (*path, i), yaml) for i, entry in enumerate(node.value)]
         if not isinstance(node, MappingNode):
@@ -208,17 +209,17 @@ class YamlSource:
         for name_node, value_node in node.value:
             name_at = _position(name_node)
             if not isinstance(name_node, ScalarNode) or name_node.anchor is not None:
-                self._note(path, "a key must be a plain word", name_at)
+                self._add_problem(path, "a key must be a plain word", name_at)
                 continue
             key = _encodable(name_node.value)
             value_path = (*path, key)
             if key in mapping:
                 (line, _), _ = self._places[value_path]
                 message = f"duplicate key, first given on line {line}; keep one of them"
-                self._note(value_path, message, name_at)
+                self._add_problem(value_path, message, name_at)
             if key == "<<":
                 message = "merge keys are not supported; write the values out"
-                self._note(value_path, message, name_at)
+                self._add_problem(value_path, message, name_at)
             mapping[key] = self._read(value_node, value_path, yaml, name_node)
         return mapping
 
@@ -228,29 +229,29 @@ class YamlSource:
         key_at, at = self._places[path]
         if kind == "null":
             # Report the position of the key: the parser is already at the next line.
-            self._note(path, "no value given; give one or remove the key", key_at)
+            self._add_problem(path, "no value given; give one or remove the key", key_at)
             return None
         # Numbers of `env` stay texts: a number would turn 12.10 into 12.1.
         is_variable = path[:1] == ("env",) and len(path) > 1
         if kind not in ("bool", "int", "float") or (is_variable and kind != "bool"):
             if (text := _encodable(given)) != given:
-                self._note(path, f"not a text that can be kept: {text}", at)
+                self._add_problem(path, f"not a text that can be kept: {text}", at)
             return text
         try:
             value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
         except (LookupError, ValueError):
             # Python raises for thousands of digits, and for "0x_".
-            self._note(path, f"not a number that can be read: {quote(given)}", at)
+            self._add_problem(path, f"not a number that can be read: {quote(given)}", at)
             return 0
         if kind == "int" and abs(value) > _INT64_MAX:
             # Python may refuse to print the value, so other code gets 0.
-            self._note(path, f"an integer must fit into 64 bits, given {quote(given)}", at)
+            self._add_problem(path, f"an integer must fit into 64 bits, given {quote(given)}", at)
             return 0
         if kind == "float" and not math.isfinite(value):
-            self._note(path, f"must be finite, given {quote(given)}", at)
+            self._add_problem(path, f"must be finite, given {quote(given)}", at)
         return value
 
-    def _note(self, path: KeyPath, message: str, at: Position) -> None:
+    def _add_problem(self, path: KeyPath, message: str, at: Position) -> None:
         self.problems.append(JobProblem(path=path, position=at, message=message))
 
 
@@ -331,6 +332,7 @@ def parse_source(
     """
     source = parse_yaml(text, name)
     source.options, source.on_cpu = options or {}, on_cpu
+    # A syntax error leaves the data incomplete.
     is_mapping = source.is_complete and isinstance(source.data, dict)
     if not is_mapping:
         if source.is_complete:
@@ -343,11 +345,13 @@ def parse_source(
         _expand_quick(source.data)
         _expand_quick(source.data.get(CPU))
     cpu_overrides = [text for text in overrides if text.lstrip().startswith(f"{CPU}.")]
-    failures = _override_all(source, cpu_overrides)
+    failures = _apply_overrides(source, cpu_overrides)
+    # An override may be cpu.measure=quick.
     _expand_quick(source.data.get(CPU))
     if on_cpu:
         _apply_cpu(source)
-    failures += _override_all(source, [text for text in overrides if text not in cpu_overrides])
+    other_overrides = [text for text in overrides if text not in cpu_overrides]
+    failures += _apply_overrides(source, other_overrides)
     if not is_mapping or failures:
         lines = [source.explain_all(source.problems), *failures]
         raise JobError("\n".join(line for line in lines if line))
@@ -362,15 +366,16 @@ def _apply_cpu(source: YamlSource) -> None:
             continue
         # Copy, because later overrides must not change the section `cpu`.
         replacement, path = copy.deepcopy(section[name]), (name,)
-        present = source.data.setdefault(name, {})
-        if not (isinstance(replacement, dict) and isinstance(present, dict)):
+        original = source.data.setdefault(name, {})
+        if not (isinstance(replacement, dict) and isinstance(original, dict)):
             source.data[name], source.replaced[path] = replacement, (CPU, name)
             continue
         if path not in source._places:
-            # Only the section `cpu` of the file has this section.
+            # The file has this section only inside the section `cpu`.
             source.replaced[path] = (CPU, name)
-        source.data[name] = {**present, **replacement}
+        source.data[name] = {**original, **replacement}
         if name == "measure" and "seconds" in replacement and "iterations" not in replacement:
+            # A count of iterations would make `seconds` of the section `cpu` useless.
             _drop_iterations(source)
         source.replaced |= {(name, key): (CPU, name, key) for key in replacement}
     source.uses_cpu = bool(source.replaced)
@@ -402,25 +407,28 @@ def overrides_in(argv: Sequence[str]) -> list[str]:
     return overrides
 
 
-def _override_all(source: YamlSource, overrides: Iterable[str]) -> list[str]:
-    return [line for text in overrides if (line := _override(source, text)) is not None]
+def _apply_overrides(source: YamlSource, overrides: Iterable[str]) -> list[str]:
+    """Apply overrides in their order, and return an error message for each that is wrong."""
+    errors = (_apply_override(source, text) for text in overrides)
+    return [error for error in errors if error is not None]
 
 
-def _override(source: YamlSource, text: str) -> str | None:
-    """Apply an override; return an error message, or None if it was applied."""
+def _apply_override(source: YamlSource, text: str) -> str | None:
+    """Apply the text of an override; return an error message, or None without an error."""
     key, equals, value = text.partition("=")
     path: KeyPath = tuple(key.strip().split("."))
     if not equals or not all(path):
         return f"{_label(text)}: must be KEY=VALUE, as in matrix.world_size=1,2"
-    # `1,2` means `[1, 2]` for an axis or an answer; a variable keeps its commas.
     section = path[1] if path[0] == CPU and len(path) > 1 else path[0]
+    # `1,2` means `[1, 2]` for an axis or an answer; a variable keeps its commas.
     is_list = section in ("matrix", "answer") and "," in value
+    # The value may already be a list, a mapping or a quoted text.
     is_list = is_list and value.strip()[0] not in "[{\"'"
     tree = parse_yaml(f"[{value}]" if is_list else value, at=path)
     if tree.problems or tree.data is None:
         problem = tree.problems[0] if tree.problems else JobProblem(message="no value given")
-        quotes_value = ", given " in problem.message
-        given = f", given {quote(value)}" if value.strip() and not quotes_value else ""
+        is_value_quoted = ", given " in problem.message
+        given = f", given {quote(value)}" if value.strip() and not is_value_quoted else ""
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     if path == ("measure",) and tree.data == QUICK:
         # Keep the other keys of the section.
@@ -474,7 +482,7 @@ def parse_yaml(text: str, name: str = "", at: KeyPath = ()) -> YamlSource:
 
 def _syntax_problem(error: Exception, text: str) -> JobProblem:
     """Return where and why the parser stopped."""
-    position, start, reason = (1, 1), 1, str(error)
+    position, first_line, reason = (1, 1), 1, str(error)
     if isinstance(error, RecursionError):
         reason = "nested too deep"
     elif isinstance(error, ReaderError):
@@ -484,13 +492,13 @@ def _syntax_problem(error: Exception, text: str) -> JobProblem:
         mark = error.problem_mark or error.context_mark
         position = (mark.line + 1, mark.column + 1) if mark else position
         # The unfinished mapping, list or text begins at this line.
-        start = error.context_mark.line + 1 if error.context_mark else start
+        first_line = error.context_mark.line + 1 if error.context_mark else first_line
         reason = " ".join(str(error.problem or error.context).split())
     # Without advice, cut off the list of tokens at the end of the message.
     message = reason.partition(", but ")[0]
     for beginning, advice in _SYNTAX_ADVICE.items():
         if reason.startswith(beginning):
-            message = advice.replace("{line}", str(start))
+            message = advice.replace("{line}", str(first_line))
             break
     # A ComposerError, such as for a second document, means valid YAML that is not supported.
     is_yaml = isinstance(error, ComposerError)
@@ -530,6 +538,7 @@ def _read_sizes(value: Any) -> Any:
 
 
 def _whole_bytes(text: str) -> int | None:
+    """Return the bytes of a size; None if the size is invalid or no whole number of bytes."""
     count = read_bytes(text)
     return None if count is None or count != int(count) else int(count)
 

@@ -14,6 +14,7 @@ def why_not_uneven(point: Point) -> str | None:
     if point.shares == BY_ACCUMULATION and "grad_accumulation" not in point.params:
         return f"shares: {BY_ACCUMULATION} needs a workload with the parameter grad_accumulation"
     if "/" not in point.shares:
+        # A named share such as fast; a text such as 96/32 lists the samples of each rank.
         return None
     shares = [int(items) for items in point.shares.split("/")]
     if len(shares) != point.world_size:
