@@ -124,10 +124,10 @@ def _check_arguments() -> None:
         try:
             argument.encode()
         except UnicodeEncodeError as error:
-            given = os.fsencode(argument)
+            given_bytes = os.fsencode(argument)
             raise UsageError(
-                f"arguments must be UTF-8 and the locale too, given {given!r} where Python reads "
-                f"{sys.getfilesystemencoding()}; set PYTHONUTF8=1, or rename it"
+                f"arguments must be UTF-8 and the locale too, given {given_bytes!r} where Python "
+                f"reads {sys.getfilesystemencoding()}; set PYTHONUTF8=1, or rename it"
             ) from error
 
 
@@ -159,6 +159,7 @@ def main() -> None:
         code = error.exit_code
     except SystemExit as stop:
         # click raises SystemExit after a completion, or if the reader of a pipe ended (`| head`).
+        # The last frame of the traceback has raised the exception.
         *_, (raiser, _) = traceback.walk_tb(stop.__traceback__)
         code = 0
         if not raiser.f_globals["__name__"].startswith("click."):
@@ -184,6 +185,7 @@ def main() -> None:
             _print_on_stderr("raybench: this is a bug of raybench; please report the lines above")
             code = 4
     if not has_ended:
+        # A scheduler may have asked for other exit codes by `raybench health --exit-code`.
         from raybench.cli.node_reports import code_after_error
 
         code = code_after_error(sys.argv[1:], code)

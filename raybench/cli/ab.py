@@ -35,10 +35,11 @@ _WITH_RESUME = ("resumed", "output", "max_minutes", "kind", "as_json")
 
 
 def _read_variables(
-    _: click.Context, option: click.Parameter, given: tuple[str, ...]
+    _: click.Context, option: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, str]:
+    """Return the environment variables of `NAME=VALUE` texts as a dict."""
     variables = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise UsageError(f"{option.opts[0]} {text}: expected NAME=VALUE")
@@ -47,7 +48,7 @@ def _read_variables(
 
 
 def _side_options(function: Any) -> Any:
-    """Add the options of each side."""
+    """Add the options of each side to a command: --old, --old-python, ... and --new, ..."""
     for side, other in (("new", "old"), ("old", "new")):
         for option in (
             click.option(
@@ -210,6 +211,7 @@ def _check_resume(ctx: click.Context) -> None:
 
 
 def _version(given: dict[str, Any], side: str) -> Version:
+    """Return what the options of the command say about a side, "old" or "new"."""
     from raybench.ab.plan import Version
 
     return Version(
@@ -222,6 +224,7 @@ def _version(given: dict[str, Any], side: str) -> Version:
 
 
 def _settings(given: dict[str, Any]) -> Settings:
+    """Return the settings of the gate from the options of the command."""
     from raybench.ab.plan import Settings
 
     return Settings(

@@ -94,7 +94,9 @@ def compare_command(
     if source is not ParameterSource.DEFAULT and fail_on != REGRESSION:
         raise UsageError("--blind: goes with --fail-on regression only")
     sides = find_side(results, base), find_side(results, new)
+    # No run may be on both sides.
     check_apart(*sides)
+    # None unless both sides are health checks.
     if checks := compare_health(sides, threshold):
         if kind == "html":
             raise UsageError("--format html: health checks are compared as terminal, md or json")
@@ -185,35 +187,39 @@ def history_command(
     if is_health:
         if point or expression or chart:
             raise UsageError("--health: goes without --point, --filter and --chart")
-        by_run: dict[str, list[Finding]] = {}
+        findings_by_run: dict[str, list[Finding]] = {}
         for run_id, finding in read_findings(results):
-            by_run.setdefault(run_id, []).append(finding)
-        # Sorted by start.
-        run_ids = [run.run_id for run in reader.read_runs(results) if run.run_id in by_run]
+            findings_by_run.setdefault(run_id, []).append(finding)
+        # `read_runs` sorts the runs by their start.
+        all_ids = [run.run_id for run in reader.read_runs(results)]
+        run_ids = [run_id for run_id in all_ids if run_id in findings_by_run]
         if not run_ids:
             raise ResultsError(f"{results}: no health check to read; `raybench health` makes one")
-        figures = trace_figures((by_run[run_id] for run_id in run_ids), 1 + threshold)
+        findings = (findings_by_run[run_id] for run_id in run_ids)
+        figures = trace_figures(findings, 1 + threshold)
         document = HealthHistory(figures=figures, run_ids=run_ids)
         write_document(document, "json" if as_json else "terminal")
         return
-    rows = history(_points(results, point, expression), threshold=threshold)
+    rows = history(_selected_points(results, point, expression), threshold=threshold)
     if not rows:
         raise ResultsError(f"{results}: no run has measured such a point")
     if chart is not None:
         figure = history_figure(rows)
         write_file(chart, draw_figure(figure, chart.suffix.lower().removeprefix(".")))
-    causes = {} if as_json else _causes(rows, results)
+    # JSON has no causes.
+    causes = {} if as_json else _changes_at_new_levels(rows, results)
     write_document(History(rows=rows, causes=causes), "json" if as_json else "terminal")
 
 
-def _points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
-    """Return the rows of the selected points, without health checks; None selects all points."""
+def _selected_points(results: Path, prefix: str | None, expression: str | None) -> list[PointRow]:
+    """Return the rows of the points that have this prefix of an id and fulfil the expression."""
     from raybench.analysis.compare import HISTORY_COLUMNS
     from raybench.analysis.rows import point_rows
     from raybench.results import reader
 
     table = reader.read_table(results, "points", None, HISTORY_COLUMNS)
-    # Leave out health checks: their points are short, and other sweeps may share their devices.
+    # Leave out health checks (`raybench health`): their points are short, and other sweeps may
+    # share their devices.
     runs = reader.read_table(results, "runs", None, ["run_id", "argv"]).to_pylist()
     sweeps = {run["run_id"] for run in runs if (run["argv"] or [])[1:2] != ["health"]}
     rows = point_rows(table.to_pandas(maps_as_pydicts="strict"))
@@ -224,18 +230,19 @@ def _points(results: Path, prefix: str | None, expression: str | None) -> list[P
         ids = list(dict.fromkeys(row.point_id for row in points))
         point_id = reader.pick(prefix, ids, kind="point", where=str(results))
         points = [row for row in points if row.point_id == point_id]
-    return points if expression is None else _filter(points, expression)
+    return points if expression is None else _filter_rows(points, expression)
 
 
-def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
-    """Return the points for which the expression is true; drop points that lack its settings."""
+def _filter_rows(rows: list[PointRow], expression: str) -> list[PointRow]:
+    """Return the rows for which the expression is true; drop rows that lack its settings."""
     from raybench.analysis.scaling import typed_value
     from raybench.job.plan import select_points
     from raybench.job.point import EXECUTION, RUN_SETTINGS, Point
 
-    # Names of settings -> point_id -> point: an expression may name a setting of some points only.
+    # `select_points` refuses an expression with a setting that a point lacks. So filter the points
+    # in groups with the same settings: names of the settings -> point_id -> point.
     groups: dict[tuple[str, ...], dict[str, Point]] = {}
-    for row in points:
+    for row in rows:
         typed = {name: typed_value(text) for name, text in row.params.items()}
         point = Point(
             workload=row.workload,
@@ -248,53 +255,59 @@ def _filter(points: list[PointRow], expression: str) -> list[PointRow]:
             scaling=row.scaling,
         )
         groups.setdefault(tuple(point.settings), {})[row.point_id] = point
-    kept: set[str] = set()
+    selected_ids: set[str] = set()
     errors: list[UsageError] = []
     for group in groups.values():
         try:
-            chosen = {id(point) for point in select_points([*group.values()], expression)}
+            selected = select_points([*group.values()], expression)
         except UsageError as error:
             errors.append(error)
             continue
-        for point_id, point in group.items():
-            if id(point) in chosen:
-                kept.add(point_id)
-    if not kept:
+        # Compare objects: a stored point_id may differ from the id that this version computes.
+        objects = {id(point) for point in selected}
+        selected_ids |= {point_id for point_id, point in group.items() if id(point) in objects}
+    if not selected_ids:
+        # Then each group has raised an error.
         raise errors[0]
-    return [row for row in points if row.point_id in kept]
+    return [row for row in rows if row.point_id in selected_ids]
 
 
-def _causes(rows: Sequence[HistoryRow], results: Path) -> dict[tuple[str, str], Sequence[Change]]:
-    """Return (point_id, run_id) of each new level -> changes since the previous run."""
+def _changes_at_new_levels(
+    rows: Sequence[HistoryRow], results: Path
+) -> dict[tuple[str, str], Sequence[Change]]:
+    """Return (point_id, run_id) of each new level -> hardware and software that has changed."""
     from raybench.analysis.compare import changes, facts
     from raybench.results import reader
 
     # (point_id, machine) -> id of the latest run so far.
-    latest: dict[tuple[str, int], str] = {}
+    latest_runs: dict[tuple[str, int], str] = {}
     # The first row of each new level, and the id of the run before.
-    steps: list[tuple[HistoryRow, str]] = []
+    new_levels: list[tuple[HistoryRow, str]] = []
     for row in rows:
-        previous = latest.get((row.point_id, row.machine), "")
+        previous_id = latest_runs.get((row.point_id, row.machine), "")
         if row.level_change is not None:
-            steps.append((row, previous))
-        latest[row.point_id, row.machine] = row.run_id
-    ids = {run_id for row, previous in steps for run_id in (row.run_id, previous)}
+            new_levels.append((row, previous_id))
+        latest_runs[row.point_id, row.machine] = row.run_id
+    if not new_levels:
+        return {}
+    run_ids = {run_id for row, previous_id in new_levels for run_id in (row.run_id, previous_id)}
+    # run_id -> hardware and software of the run.
     facts_of = {}
-    for run in reader.read_runs(results) if ids else ():
-        if run.run_id in ids:
+    for run in reader.read_runs(results):
+        if run.run_id in run_ids:
             facts_of[run.run_id] = facts(run, reader.load_table(results, "devices", run.run_id))
     return {
-        (row.point_id, row.run_id): changes(facts_of[previous], facts_of[row.run_id])
-        for row, previous in steps
-        if previous in facts_of and row.run_id in facts_of
+        (row.point_id, row.run_id): changes(facts_of[previous_id], facts_of[row.run_id])
+        for row, previous_id in new_levels
+        if previous_id in facts_of and row.run_id in facts_of
     }
 
 
 def _read_world_sizes(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
     """Return the numbers that --world-size lists, in ascending order."""
-    names = [name.strip() for name in text.split(",")]
-    if all(re.fullmatch(r"\d{1,7}", name) and 2 <= int(name) <= 1_000_000 for name in names):
-        return tuple(sorted(set(map(int, names))))
+    words = [word.strip() for word in text.split(",")]
+    if all(re.fullmatch(r"\d{1,7}", word) and 2 <= int(word) <= 1_000_000 for word in words):
+        return tuple(sorted(set(map(int, words))))
     rule = "must be numbers from 2 up to 1,000,000, as in 8,64,512"
     raise UsageError(f"--world-size: {rule}, got {text!r}")
 

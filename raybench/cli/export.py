@@ -84,7 +84,7 @@ def export_command(
 
 
 def _references(results: Path, runs: Sequence[str]) -> str:
-    """Pool the values of runs and of YAML files of references; return the reference file."""
+    """Return the text of a reference file that pools the values of runs and of reference files."""
     from raybench.analysis.references import format_references, pool, reference_files
     from raybench.analysis.rounds import latest_trials, without_controls
     from raybench.analysis.run_data import load_run_data, measured_values
@@ -103,6 +103,7 @@ def _references(results: Path, runs: Sequence[str]) -> str:
             trials = without_controls(latest_trials(load_run_data(results, name).points))
             measured = list(measured_values(trials, [device["uuid"] for device in devices]))
         files += reference_files(reader.read_run(root, run_id), devices, measured)
+    # One file for each model of GPU.
     pooled, names = pool(files), " and ".join(runs)
     if not any(file.quantities for file in pooled):
         raise ResultsError(

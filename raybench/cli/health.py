@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from raybench.records.node_report import NodeReport
 
 
-# Options of the full check; each needs a cluster, a run or stages.
+# Parameter -> its option, of the full check; each option needs a cluster, a run or stages.
 _NOT_WITH_QUICK = {
     "address": "--address",
     "devices_file": "--devices",
@@ -67,7 +67,8 @@ def check_node(device: Literal["auto", "cuda", "cpu"], references: References) -
     import psutil
 
     # The deadlines count from the start of the command, whose imports take a second.
-    began_s = time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())
+    process_age_s = max(0.0, time.time() - psutil.Process().create_time())
+    began_s = time.monotonic() - process_age_s
 
     def tell(text: str) -> None:
         click.echo(f"{time.monotonic() - began_s:4.1f} s  {text}", err=True)
@@ -172,17 +173,18 @@ def health_command(
 
     if "burn-in" in stages and not burn_in_s:
         raise UsageError("--only burn-in: needs a time; add --burn-in, as in --burn-in 30m")
-    where = make_target(given)
-    if set(stages) == {ENVIRONMENT} and not where.wait_s:
-        # Report another sweep on the devices, and do not fail: a few seconds disturb it little.
-        where = replace(where, shared=True)
-    # A check takes minutes: fail before it begins.
-    check_outlives_job(where.output)
-    check_writable(where.output)
+    target = make_target(given)
+    if set(stages) == {ENVIRONMENT} and not target.wait_s:
+        # If another sweep uses the devices, report this sweep and do not fail: the stage takes only
+        # seconds, and disturbs the sweep little.
+        target = replace(target, shared=True)
+    # A check takes minutes, so fail before the check begins.
+    check_outlives_job(target.output)
+    check_writable(target.output)
     if healthy_file is not None:
         check_list_writable(healthy_file)
     check = examine(
-        where,
+        target,
         ConsoleListener(make_console(), title),
         CheckSettings(stages=stages or STAGES, serial=serial, burn_in_s=burn_in_s),
         ("raybench", *sys.argv[1:]),
@@ -193,7 +195,7 @@ def health_command(
     if healthy_file is not None:
         comment = f"healthy by run {check.run.run_id}"
         write_device_list(healthy_file, check.healthy_devices, comment)
-    document = load_health(where.output, check.run.run_id, references)
+    document = load_health(target.output, check.run.run_id, references)
     assert document is not None, "its command line says that it is a check"
     code = finish(check.node_reports, outputs, document.exit_code, is_json=as_json)
     write_document(document, "json" if as_json else "terminal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from itertools import product
@@ -36,8 +37,8 @@ def read_hosts(text: str) -> tuple[str, ...]:
     else:
         lists = [text.strip()]
     hosts: dict[str, None] = {}
-    for one in filter(None, lists):
-        hosts |= dict.fromkeys(expand_hosts(one))
+    for host_list in filter(None, lists):
+        hosts |= dict.fromkeys(expand_hosts(host_list))
     if not hosts:
         raise UsageError(f"--expect {text}: names no node")
     return tuple(hosts)
@@ -50,42 +51,45 @@ def expand_hosts(text: str) -> list[str]:
         UsageError: the list is wrong.
     """
     hosts: list[str] = []
+    # Split at commas outside of brackets.
     for item in re.split(r",(?![^\[]*\])", text):
-        # Names and brackets by turns: "rack", "1-2", "n", "01-04", "".
+        # Names and contents of brackets by turns: "rack", "1-2", "n", "01-04", "".
         parts = re.split(r"\[([^\[\]]*)\]", item.strip())
         choices: list[list[str]] = []
         for position, part in enumerate(parts):
-            if position % 2:
-                choices.append(_numbers(part, text))
+            is_bracket = position % 2 == 1
+            if is_bracket:
+                choices.append(_bracket_numbers(part, text))
             elif part and not _NAME.fullmatch(part):
-                raise _wrong(text, item)
+                raise _list_error(text, item)
             else:
                 choices.append([part])
-        count = 1
-        for choice in choices:
-            count *= len(choice)
+        # Count the hosts before they are listed: there may be billions.
+        count = math.prod(map(len, choices))
         if not item.strip() or count + len(hosts) > _MOST_HOSTS:
-            raise _wrong(text, item)
+            raise _list_error(text, item)
         hosts += map("".join, product(*choices))
     return hosts
 
 
-def _numbers(text: str, whole: str) -> list[str]:
+def _bracket_numbers(text: str, host_list: str) -> list[str]:
     """Return the numbers of a bracket such as `01-12,15`, with their leading zeros."""
     numbers: list[str] = []
     for item in text.split(","):
         match = _RANGE.fullmatch(item.strip())
         if match is None:
-            raise _wrong(whole, text)
+            raise _list_error(host_list, text)
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first) or int(last) - int(first) >= _MOST_HOSTS:
-            raise _wrong(whole, text)
+            raise _list_error(host_list, text)
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return numbers
 
 
-def _wrong(text: str, part: str) -> UsageError:
-    quoted, wrong = (shorten(one, _QUOTED_CHARACTERS) for one in (text, part))
+def _list_error(host_list: str, wrong_part: str) -> UsageError:
+    """Return the error for a list of hosts with a wrong part."""
+    quoted = shorten(host_list, _QUOTED_CHARACTERS)
+    wrong = shorten(wrong_part, _QUOTED_CHARACTERS)
     return UsageError(
         f"--expect {quoted}: must be a file with one node a line, or a list such as "
         f"gpu[01-12,15],login1 with at most {_MOST_HOSTS:,} nodes; {wrong!r} is wrong"

@@ -86,10 +86,10 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
         if file or name:
             raise UsageError("--list: lists the jobs; give neither FILE nor --template")
         rows = []
-        for title, text in jobs.items():
-            job = job_from_text(f"{title}.yaml", text)
-            devices = sorted({point.world_size for point in make_plan(job).points})
-            rows.append([title, ", ".join(map(str, devices)), job.question])
+        for job_name, text in jobs.items():
+            job = job_from_text(f"{job_name}.yaml", text)
+            world_sizes = sorted({point.world_size for point in make_plan(job).points})
+            rows.append([job_name, ", ".join(map(str, world_sizes)), job.question])
         table = table_text(["job", "devices", "what it asks"], rows)
         hint = f"Take one: {command('init', '--template', 'NAME')}"
         cpu_hint = "Without GPUs, the section cpu: of a job makes it small, or says why not."
@@ -97,10 +97,10 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
         return
     if name is not None and name not in jobs:
         guess = did_you_mean(name, jobs)
-        rest = " All of them: `raybench init --list`" if guess else "; see: `raybench init --list`"
-        raise UsageError(f"--template: no job {quote(name)}{guess}{rest}")
-    starter = files("raybench").joinpath("job_template.yaml")
-    text = jobs[name] if name is not None else starter.read_text(encoding="utf-8")
+        hint = " All of them: `raybench init --list`" if guess else "; see: `raybench init --list`"
+        raise UsageError(f"--template: no job {quote(name)}{guess}{hint}")
+    default_template = files("raybench").joinpath("job_template.yaml")
+    text = jobs[name] if name is not None else default_template.read_text(encoding="utf-8")
     name = name or "job"
     file = file or Path(f"{name}.yaml")
     if os.path.lexists(file):
@@ -114,9 +114,11 @@ def init_command(file: Path | None, name: str | None, is_list: bool) -> None:
     write_file(file, text.encode())
     # The first line of the job tells editors that the schema is beside it.
     schema = file.parent / "job.schema.json"
-    if is_new := not schema.exists():
+    schema_text = ""
+    if not schema.exists():
         write_file(schema, files("raybench").joinpath("job.schema.json").read_bytes())
-    message = f"{file}: written{f', with {schema} for editors' if is_new else ''}"
+        schema_text = f", with {schema} for editors"
+    message = f"{file}: written{schema_text}"
     message += f"; look at its points with: {command('plan', str(file))}"
     write_result(f"{printable(message)}\n")
 
@@ -131,12 +133,12 @@ def templates() -> dict[str, str]:
     }
 
 
-def name_after(path: Path, otherwise: str) -> str:
-    """Return the stem of a file as a valid job name, or `otherwise` if no character is valid.
+def name_after(path: Path, default: str) -> str:
+    """Return the stem of a file as a valid job name, or the default if no character is valid.
 
     Invalid characters become "-", leading _ . - are removed, and 64 characters are kept.
     """
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-")[:64] or otherwise
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem).lstrip("_.-")[:64] or default
 
 
 @click.command("workloads")
@@ -149,14 +151,15 @@ def workloads_command(name: str | None, as_json: bool) -> None:
     from raybench.job import registry
     from raybench.job.settings import parameters_of_class
 
+    # One entry per workload: name, doc, parameters.
     described: list[dict[str, Any]] = []
     for workload in registry.BUILTIN if name is None else [name]:
         workload_class = registry.load_workload(workload)
         doc = (inspect.getdoc(workload_class) or "no description").partition("\n")[0]
+        fields = ("name", "type", "default", "is_required", "description")
         parameters = []
         for parameter in parameters_of_class(workload_class):
-            names = ("name", "type", "default", "is_required", "description")
-            parameters.append({name: getattr(parameter, name) for name in names})
+            parameters.append({field: getattr(parameter, field) for field in fields})
         described.append({"name": workload, "doc": doc, "parameters": parameters})
     if as_json:
         write_result(json_text({"schema_version": SCHEMA_VERSION, "workloads": described}))
@@ -203,21 +206,22 @@ def explain_command(term: tuple[str, ...]) -> None:
         for page in sorted(folder.iterdir(), key=lambda page: page.name)
     }
     words = [entry.word for entry in load_glossary()]
-    wanted = " ".join(term).strip()
-    if not wanted:
+    asked_term = " ".join(term).strip()
+    if not asked_term:
         meanings = [
             f"{', '.join(words)}; marks; columns of points; parameters of workloads.",
             f"How-to pages: {', '.join(pages)}.",
         ]
     else:
-        meanings = list(dict.fromkeys(_meanings(wanted)))
+        meanings = list(dict.fromkeys(_meanings(asked_term)))
     style = textwrap.TextWrapper(width=78, subsequent_indent="  ", break_on_hyphens=False)
     texts = [style.fill(text) for text in meanings]
-    if page := pages.get(wanted.lower()):
+    if page := pages.get(asked_term.lower()):
         texts.append(page)
     if not texts:
-        matching = [name for name, page in pages.items() if wanted.lower() in page.lower()]
-        unknown = say_unknown("term", wanted, [*words, *pages, *METRICS_BY_NAME])
+        matching = [name for name, page in pages.items() if asked_term.lower() in page.lower()]
+        unknown = say_unknown("term", asked_term, [*words, *pages, *METRICS_BY_NAME])
+        # The text may end with a question: "did you mean ...?"
         separator = " " if unknown.endswith("?") else "; "
         message = f"{unknown}{separator}`raybench explain` lists all, and the how-to pages"
         if matching:
@@ -226,15 +230,16 @@ def explain_command(term: tuple[str, ...]) -> None:
     write_result("\n".join(texts) + "\n")
 
 
-def _meanings(wanted: str) -> Iterator[str]:
+def _meanings(term: str) -> Iterator[str]:
     """Yield each meaning of a term: as a word, mark, heading, column or parameter."""
-    keys = {wanted.lower(), _without_unit(wanted)} - {""}
-    yield from _glossary_meanings(keys)
-    yield from _doubt_meanings(wanted, keys)
-    yield from _metric_meanings(keys)
-    if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", wanted):
-        yield f"{wanted}: an environment variable, which the job sets for the workers of a point."
-    yield from _parameter_meanings(keys)
+    # The term in lower case, with and without its unit.
+    spellings = {term.lower(), _without_unit(term)} - {""}
+    yield from _glossary_meanings(spellings)
+    yield from _doubt_meanings(term, spellings)
+    yield from _metric_meanings(spellings)
+    if re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", term):
+        yield f"{term}: an environment variable, which the job sets for the workers of a point."
+    yield from _parameter_meanings(spellings)
 
 
 def _without_unit(title: str) -> str:
@@ -242,33 +247,36 @@ def _without_unit(title: str) -> str:
     return re.sub(r"( (s|ms|µs|GiB|GB/s|TFLOP/s))?(, %.*)?$", "", title).lower()
 
 
-def _glossary_meanings(keys: Set[str]) -> Iterator[str]:
+def _glossary_meanings(spellings: Set[str]) -> Iterator[str]:
+    """Yield the meaning of each glossary entry with this word or synonym."""
     for entry in load_glossary():
-        if any(word.lower() in keys for word in (entry.word, *entry.also)):
+        if any(word.lower() in spellings for word in (entry.word, *entry.also)):
             also = f" (also: {', '.join(entry.also)})" if entry.also else ""
             yield f"{entry.word}{also}: {entry.means}"
 
 
-def _doubt_meanings(wanted: str, keys: Set[str]) -> Iterator[str]:
-    """Yield the meanings of marks in tables, and of kinds of doubts."""
+def _doubt_meanings(term: str, spellings: Set[str]) -> Iterator[str]:
+    """Yield the meanings of marks in tables, such as n, and of kinds of doubts."""
     from raybench.report.words.doubts import MARKS, MEANINGS, mark_words
 
     for mark, (word, _) in MARKS.items():
-        if wanted == mark or not keys.isdisjoint(("marks", "mark", "!", word)):
+        # "marks" asks for all marks. A mark is case-sensitive.
+        if term == mark or not spellings.isdisjoint(("marks", "mark", "!", word)):
             yield f"{mark}: {mark_words(mark)}"
     for kind, meaning in MEANINGS.items():
-        if kind in keys:
+        if kind in spellings:
             yield f"{kind}: a doubt; {meaning}."
 
 
-def _metric_meanings(keys: Set[str]) -> Iterator[str]:
+def _metric_meanings(spellings: Set[str]) -> Iterator[str]:
     """Yield the meanings of columns, and of the metrics of built-in workloads."""
     from raybench.analysis.rows import METRICS_BY_NAME
     from raybench.job import registry
     from raybench.job.declarations import declared_entries
 
     for metric in METRICS_BY_NAME.values():
-        if not keys.isdisjoint((metric.name, metric.title.lower(), metric.heading.lower())):
+        names = {metric.name, metric.title.lower(), metric.heading.lower()}
+        if names & spellings:
             shown = f' ("{metric.heading}" in reports)' if metric.heading else ""
             unit = f", in {metric.unit}" if metric.unit else ""
             yield f"{metric.name}{shown}{unit}: {_meaning_of(metric)}."
@@ -276,19 +284,20 @@ def _metric_meanings(keys: Set[str]) -> Iterator[str]:
         for metric in declared_entries(
             registry.load_workload(workload), "metrics", "name", "title"
         ):
-            if not keys.isdisjoint((metric.name, metric.title.lower())):
+            if spellings & {metric.name, metric.title.lower()}:
                 yield f"{metric.name}: {_meaning_of(metric)} (metric of {workload})."
 
 
 def _meaning_of(metric: Metric) -> str:
-    """Return the legend of a metric for any run."""
+    """Return the legend of a metric, with its placeholders replaced by text that fits any run."""
     meaning = metric.meaning or metric.description
     for placeholder, text in _PLACEHOLDERS.items():
         meaning = meaning.replace(placeholder, text)
     return meaning.removesuffix(".")
 
 
-def _parameter_meanings(keys: Set[str]) -> Iterator[str]:
+def _parameter_meanings(spellings: Set[str]) -> Iterator[str]:
+    """Yield the meanings of a parameter, each with the built-in workloads that have it."""
     from raybench.job import registry
     from raybench.job.settings import parameters_of_class
 
@@ -297,7 +306,7 @@ def _parameter_meanings(keys: Set[str]) -> Iterator[str]:
     for workload in registry.BUILTIN:
         for parameter in parameters_of_class(registry.load_workload(workload)):
             name = parameter.name
-            if not keys.isdisjoint((name, heading(name), name.replace("_", " "))):
+            if spellings & {name, heading(name), name.replace("_", " ")}:
                 text = f"{name}: {parameter.description}"
                 workloads_of.setdefault(text, []).append(workload)
     for text, workloads in workloads_of.items():

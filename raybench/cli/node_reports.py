@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,7 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(outputs=outputs, **given)
         except (ClusterError, ImportError) as error:
+            # No test could start.
             _write([_untested_report(error, began)], outputs)
             raise
 
@@ -191,7 +193,9 @@ def finish(
 def exit_code(reports: Sequence[NodeReport], codes: ExitCodes | None) -> int:
     """Return the exit code of the worst node; without nodes, the exit code of an untested node."""
     states = {report.state for report in reports} or {NodeState.UNTESTED}
-    return _CODES[codes][min(states, key=list(NodeState).index)]
+    # The members of NodeState are in the order of urgency.
+    worst_state = min(states, key=list(NodeState).index)
+    return _CODES[codes][worst_state]
 
 
 def code_after_error(words: Sequence[str], code: int) -> int:
@@ -210,6 +214,7 @@ def code_after_error(words: Sequence[str], code: int) -> int:
     from raybench.report.words import nodes as node_words
 
     if codes == "nagios":
+        # Nagios reads the first line of stdout.
         if "--json" not in words:
             write_result(node_words.nagios_line([]) + "\n")
     else:
@@ -221,17 +226,19 @@ def _asked_codes(words: Sequence[str]) -> ExitCodes | None:
     """Return the value of --exit-code, also if click refused the command line."""
     if "health" not in words[:1]:
         return None
-    asked: ExitCodes | None = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        value = following if word == "--exit-code" else word.removeprefix("--exit-code=")
+    asked_codes: ExitCodes | None = None
+    for word, next_word in itertools.zip_longest(words, words[1:], fillvalue=""):
+        if not word.startswith("--exit-code"):
+            continue
+        value = next_word if word == "--exit-code" else word.removeprefix("--exit-code=")
         for codes in get_args(ExitCodes):
-            if word.startswith("--exit-code") and value == codes:
-                asked = codes
-    return asked
+            if value == codes:
+                asked_codes = codes
+    return asked_codes
 
 
 def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
-    """Write all files; report failures on stderr, and return whether there were none."""
+    """Write all files; say on stderr which file failed, and return whether none failed."""
     if not outputs.has_files:
         return True
     from raybench.health.node_files import write_node_report
@@ -247,12 +254,13 @@ def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
                 _say(str(error))
                 are_written = False
     if outputs.textfile is not None:
-        this_host = _short(socket.gethostname())
-        of_this_host = [report for report in reports if _short(report.host) == this_host]
-        if not of_this_host:
+        # The textfile collector of node_exporter knows only the host on which it runs.
+        this_host = _without_domain(socket.gethostname())
+        own_reports = [report for report in reports if _without_domain(report.host) == this_host]
+        if not own_reports:
             _say(words.not_this_host([report.host for report in reports]))
         try:
-            for report in of_this_host:
+            for report in own_reports:
                 write_metrics(outputs.textfile, report)
         except ResultsError as error:
             _say(str(error))
@@ -260,13 +268,13 @@ def _write(reports: Sequence[NodeReport], outputs: NodeOutputs) -> bool:
     return are_written
 
 
-def _short(host: str) -> str:
+def _without_domain(host: str) -> str:
     """Return the name of a host without its domain."""
     return host.partition(".")[0]
 
 
 def _check_writable(outputs: NodeOutputs) -> None:
-    """Create the folders of the files, so that an error shows before the check."""
+    """Create the folders of the files, so that a wrong path ends the command before the check."""
     # A scheduler needs the verdict even if a disk is full, so `finish` reports such errors.
     if outputs.exit_codes is not None:
         return
@@ -296,17 +304,17 @@ def _untested_report(error: Exception, began: datetime) -> NodeReport:
 
 
 def _collect(folder: Path, expected: str, max_age_s: float, kind: str) -> int:
-    """Sort the reports of a folder, write the lists, print the summary; return the exit code."""
+    """Read the reports of all nodes, write the lists and a summary; return the exit code."""
     from raybench.cli.host_list import read_hosts
     from raybench.health.collection import collect_nodes, write_lists
     from raybench.health.collection_report import CollectionReport
     from raybench.health.node_files import read_node_reports
 
-    hosts = read_hosts(expected)
+    expected_hosts = read_hosts(expected)
     stored = read_node_reports(folder)
     for unreadable in stored.unreadable:
         _say(f"{unreadable.path}: no report of a node: {unreadable.reason}")
-    collection = collect_nodes(stored, hosts, datetime.now(UTC), max_age_s)
+    collection = collect_nodes(stored, expected_hosts, datetime.now(UTC), max_age_s)
     write_lists(folder, collection)
     write_document(CollectionReport(folder=folder, collection=collection), kind)
     return collection.exit_code

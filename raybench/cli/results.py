@@ -135,6 +135,7 @@ def list_command(
     if not runs and not as_json:
         click.echo(formatting.name_program(reader.no_runs_message(results)), err=True)
         return
+    # The table has columns that JSON lacks: the machine, and with --long a sentence on the result.
     machines = {} if as_json else {run.run_id: _machine(results, run) for run in runs}
     leads = None
     if is_long and not as_json:
@@ -148,7 +149,7 @@ def list_command(
 
 
 def _machine(results: Path, run: Run) -> str:
-    """Return the devices of a run in words, without loading pandas."""
+    """Return the devices of a run in words; if unknown, its cluster. This loads no pandas."""
     from raybench.results import reader
 
     try:
@@ -160,7 +161,7 @@ def _machine(results: Path, run: Run) -> str:
 
 
 def _lead(results: Path, run_id: str) -> str:
-    """Return the result of a run in a sentence, or an error if its tables are damaged."""
+    """Return the result of a run in a sentence; for damaged tables, the text of the error."""
     from raybench.analysis.answer import decide
     from raybench.analysis.run_data import load_run_data
     from raybench.report.words.answer import lead
@@ -207,21 +208,22 @@ def show_command(
 
 
 def _logs(results: Path, run_id: str, prefix: str | None, as_json: bool) -> str:
-    """Return the output of the ranks as JSON, or as text, which must not be empty."""
+    """Return what the ranks of a run wrote, or of the point whose id begins with `prefix`."""
     from raybench.report.documents import format_object
     from raybench.report.show import format_logs
     from raybench.results import reader
 
-    what, point_id = f"run {run_id}", "*"
+    # "*" stands for all points.
+    subject, point_id = f"run {run_id}", "*"
     if prefix is not None:
         ids = list(dict.fromkeys(key.point_id for key in reader.latest(results, run_id)))
         point_id = reader.pick(prefix, ids, kind="point", where=f"{results}: {run_id}")
-        what = f"point {point_id}"
+        subject = f"point {point_id}"
     logs = reader.logs(results, run_id, point_id)
     if as_json:
         return format_object(run_id=run_id, logs=[asdict(log) for log in logs])
     if not logs:
-        raise ResultsError(f"{what}: its ranks wrote nothing that is kept")
+        raise ResultsError(f"{subject}: its ranks wrote nothing that is kept")
     return format_logs(logs)
 
 
@@ -247,21 +249,23 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     attempts = sorted(
         (row for row in data.points if row.point_id == point_id), key=lambda row: row.attempt
     )
+    # The mean of the rounds. A point that ran only as a control has none, so show its last attempt.
     [row] = mean_of_rounds(attempts) or attempts[-1:]
     # None for a point that ran only as a control.
-    scaled = next((row for row in data.rows if row.point_id == point_id), None)
-    unknown: tuple[float | None, float | None] = (None, None)
-    step_ms_interval, throughput_interval = unknown, unknown
-    if scaled is not None:
+    scaled_row = next((row for row in data.rows if row.point_id == point_id), None)
+    step_ms_interval: tuple[float | None, float | None] = (None, None)
+    throughput_interval: tuple[float | None, float | None] = (None, None)
+    if scaled_row is not None:
         # Take the doubts of the scaled row, which has more, such as impossible values.
-        row = replace(row, doubts=scaled.doubts)
-        step_ms_interval = (scaled.step_ms_low, scaled.step_ms_high)
-        throughput_interval = (scaled.throughput_low, scaled.throughput_high)
-    measured = list(Trials(attempts).rounds(row).values()) or [row]
+        row = replace(row, doubts=scaled_row.doubts)
+        step_ms_interval = (scaled_row.step_ms_low, scaled_row.step_ms_high)
+        throughput_interval = (scaled_row.throughput_low, scaled_row.throughput_high)
+    # The ok attempt of each round; if no round is ok, the shown row.
+    attempt_of_rounds = list(Trials(attempts).rounds(row).values()) or [row]
 
     def read(table: str) -> list[pd.DataFrame]:
         """Return the rows of each round; rounds without rows come last."""
-        keys = [(point_id, attempt.attempt) for attempt in measured]
+        keys = [(point_id, attempt.attempt) for attempt in attempt_of_rounds]
         frames = reader.rows_of_attempts(results, table, run_id, keys)
         return sorted(frames, key=lambda frame: frame.empty)
 
@@ -269,12 +273,12 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     modules, regions = read("modules")[0], read("regions")[0]
     samples = join_rounds(read("samples"))
     traces: list[str] = []
-    for attempt in measured:
+    for attempt in attempt_of_rounds:
         paths = reader.traces(results, run_id, point_id, attempt.attempt)
         traces += [str(path) for path in paths]
     return PointDetails(
         row=row,
-        rounds=len(measured),
+        rounds=len(attempt_of_rounds),
         step_ms_interval=step_ms_interval,
         throughput_interval=throughput_interval,
         is_precision_unknown=data.is_precision_unknown,

@@ -115,6 +115,7 @@ threshold_option = partial(
 
 
 def _check_chart(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Return the path of --chart; refuse a file that is neither SVG nor PNG."""
     if path is not None and path.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"--chart: must end in .svg or .png, got {path}")
     return path
@@ -141,12 +142,12 @@ def _load_references(
 
 
 def read_reference_files(path: Path) -> list[ReferenceFile]:
-    """Load references, with a ResultsWarning for each entry that is left out."""
+    """Load reference values, with a ResultsWarning for each value above the peak of the device."""
     from raybench.analysis.references import load_files
     from raybench.report.words.references import above_peak
 
-    files, left_out = load_files(path)
-    for entry in left_out:
+    files, impossible_entries = load_files(path)
+    for entry in impossible_entries:
         warnings.warn(above_peak(entry), ResultsWarning, stacklevel=2)
     return files
 
@@ -187,9 +188,10 @@ def format_options(kinds: Sequence[str], meaning: str, default: str | None = "te
         def with_kind(*, kind: str | None, as_json: bool, **given: Any) -> Any:
             if as_json and kind not in (None, "json"):
                 raise UsageError(f"--json: means --format json, got --format {kind}")
+            # The command may have an option --output, such as page.html.
             ending = given["output"].suffix[1:].lower() if given.get("output") else ""
-            implied = ending if ending in kinds else default
-            return command(kind="json" if as_json else kind or implied, **given)
+            kind_of_ending = ending if ending in kinds else default
+            return command(kind="json" if as_json else kind or kind_of_ending, **given)
 
         add_json = click.option(
             "--json", "as_json", is_flag=True, help="The same as --format json."
@@ -270,10 +272,11 @@ def complete_run(
 
     A text with a slash that matches no run is completed as a path.
     """
-    inside = []
+    nested_runs = []
     for folder in _nested_results(ctx):
-        inside += [f"{folder}/{name}" for name in _runs(ctx, folder)]
-    names = [name for name in (_LATEST, *_runs(ctx), *inside) if name.startswith(incomplete)]
+        nested_runs += [f"{folder}/{run_id}" for run_id in _run_ids(ctx, folder)]
+    candidates = (_LATEST, *_run_ids(ctx), *nested_runs)
+    names = [name for name in candidates if name.startswith(incomplete)]
     if os.sep in incomplete and not names:
         return [CompletionItem(incomplete, type="dir")]
     return [CompletionItem(name) for name in names]
@@ -283,60 +286,67 @@ def complete_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete ids of the stored points of the argument `run`, if it names exactly one run."""
-    folder, _, given = str(ctx.params.get("run") or "").rpartition(os.sep)
+    folder, _, run_name = str(ctx.params.get("run") or "").rpartition(os.sep)
     if folder not in ("", *_nested_results(ctx)):
         return []
-    runs = _runs(ctx, folder)
-    if given == _LATEST:
-        runs = runs[:1]
+    run_ids = _run_ids(ctx, folder)
+    if run_name == _LATEST:
+        matches = run_ids[:1]
+    elif run_name in run_ids:
+        matches = [run_name]
     else:
-        runs = [given] if given in runs else [name for name in runs if name.startswith(given)]
-    return _point_ids(_results(ctx) / folder, runs, incomplete) if len(runs) == 1 else []
+        matches = [run_id for run_id in run_ids if run_id.startswith(run_name)]
+    if len(matches) != 1:
+        return []
+    return _complete_point_ids(_results_folder(ctx) / folder, matches, incomplete)
 
 
 def complete_any_point(
     ctx: click.Context, param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete point ids of all runs, the newest run first."""
-    return _point_ids(_results(ctx), _runs(ctx), incomplete)
+    return _complete_point_ids(_results_folder(ctx), _run_ids(ctx), incomplete)
 
 
-def _point_ids(folder: Path, runs: Sequence[str], begin: str) -> list[CompletionItem]:
+def _complete_point_ids(
+    folder: Path, run_ids: Sequence[str], incomplete: str
+) -> list[CompletionItem]:
     """Complete the ids of points that these runs have stored."""
-    # Ids from the names of the files if possible, because reading tables is slow.
-    ids: dict[str, None] = {}
-    for run_id in runs:
-        parts = sorted((folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
-        if not any("-and-" in part.stem for part in parts):
-            ids |= dict.fromkeys(part.stem.split("-")[1] for part in parts)
+    # Take the ids from the file names if possible, because reading tables is slow.
+    point_ids: dict[str, None] = {}
+    for run_id in run_ids:
+        # A file is named INDEX-POINT_ID-ATTEMPT, or INDEX-POINT_ID-ATTEMPT-and-3-more.
+        files = sorted((folder / "points" / run_id).glob("[!.]*-*-*.parquet"))
+        if not any("-and-" in file.stem for file in files):
+            point_ids |= dict.fromkeys(file.stem.split("-")[1] for file in files)
             continue
-        # A part with several points does not have their ids in its name.
+        # The name of a file with several points has only the id of the first point.
         from raybench.results.reader import read_table
 
         with suppress(ResultsError):
             column = read_table(folder, "points", run_id, ["point_id"])["point_id"]
-            ids |= dict.fromkeys(column.to_pylist())
-    return [CompletionItem(point_id) for point_id in ids if point_id.startswith(begin)]
+            point_ids |= dict.fromkeys(column.to_pylist())
+    return [CompletionItem(point_id) for point_id in point_ids if point_id.startswith(incomplete)]
 
 
-def _runs(ctx: click.Context, inside: str = "") -> list[str]:
-    """Return the ids of runs in the results, or in their subfolder `inside`, the newest first."""
+def _run_ids(ctx: click.Context, subfolder: str = "") -> list[str]:
+    """Return the ids of runs in the results, or in a subfolder of them, the newest first."""
     # Sort by the time stamp in the id; without a stamp, by the time of the folder.
-    stamped = []
-    for entry in _folders(_results(ctx) / inside / "runs"):
-        stamp = _STAMP.search(entry.name)
+    stamped_ids = []
+    for entry in _subfolders(_results_folder(ctx) / subfolder / "runs"):
+        stamp_in_id = _STAMP.search(entry.name)
         changed = time.strftime("%Y%m%d-%H%M%S", time.gmtime(entry.stat().st_mtime))
-        stamped.append((stamp[0] if stamp else changed, entry.name))
-    return [name for _, name in sorted(stamped, reverse=True)]
+        stamped_ids.append((stamp_in_id[0] if stamp_in_id else changed, entry.name))
+    return [run_id for _, run_id in sorted(stamped_ids, reverse=True)]
 
 
 def _nested_results(ctx: click.Context) -> list[str]:
     """Return the names of subfolders that are results folders themselves, such as `examples`."""
-    folders = _folders(_results(ctx))
+    folders = _subfolders(_results_folder(ctx))
     return sorted(folder.name for folder in folders if Path(folder.path, "runs").is_dir())
 
 
-def _folders(folder: Path) -> list[os.DirEntry[str]]:
+def _subfolders(folder: Path) -> list[os.DirEntry[str]]:
     """Return the visible folders inside a folder; empty if the folder cannot be listed."""
     with suppress(OSError), os.scandir(folder) as entries:
         visible = (entry for entry in entries if not entry.name.startswith((".", "_")))
@@ -345,7 +355,7 @@ def _folders(folder: Path) -> list[os.DirEntry[str]]:
     return []
 
 
-def _results(ctx: click.Context) -> Path:
+def _results_folder(ctx: click.Context) -> Path:
     """Return the folder of --results, or of --output of `sweep`."""
     name = "results" if "results" in ctx.params else "output"
     return Path(ctx.params.get(name) or "results")
@@ -369,7 +379,7 @@ def write_result(text: str) -> None:
             name = sys.stdout.encoding
             click.echo(text.encode(name, "replace").decode(name), nl=False)
     except BrokenPipeError:
-        # Otherwise the interpreter would flush the rest at its end, and fail again.
+        # Otherwise the interpreter would flush the rest of stdout at its exit, and fail again.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     except OSError as error:
@@ -395,9 +405,9 @@ def append_to_github_summary(markdown: str) -> None:
 
 def color() -> bool:
     """Return whether stdout is a terminal that shows colours, and NO_COLOR is unset or empty."""
-    is_refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
+    has_no_colors = os.environ.get("NO_COLOR") or os.environ.get("TERM") in ("dumb", "unknown")
     # sys.stdout is None if the shell closed it (`>&-`).
-    return sys.stdout is not None and sys.stdout.isatty() and not is_refused
+    return sys.stdout is not None and sys.stdout.isatty() and not has_no_colors
 
 
 def width() -> int:
@@ -480,11 +490,12 @@ class _LossyFile(io.FileIO):
 
     def write(self, data: bytes | bytearray | memoryview, /) -> int:  # type: ignore[override]
         """Write `data` up to the first OSError, and always return the size of `data`."""
-        left = memoryview(data).cast("B")
-        size = len(left)
+        remaining = memoryview(data).cast("B")
+        size = len(remaining)
         with suppress(OSError):
-            while left:
-                left = left[super().write(left) or 0 :]
+            while remaining:
+                written = super().write(remaining) or 0
+                remaining = remaining[written:]
         return size
 
 
@@ -493,15 +504,15 @@ def keep_stderr_usable() -> None:
 
     Also open /dev/null on the descriptors 0, 1 and 2 that are closed.
     """
-    # The next file that is opened would otherwise get a closed descriptor, and with it the output
-    # to stdout or stderr.
+    # Otherwise the next file that is opened would get the number of a closed descriptor, and output
+    # to stdout or stderr would go into this file.
     descriptor = os.open(os.devnull, os.O_RDWR)
     while descriptor <= _STDERR:
         os.set_inheritable(descriptor, True)
         descriptor = os.dup(descriptor)
     os.close(descriptor)
     old_stderr = sys.stderr
-    if old_stderr is not sys.__stderr__:
+    if old_stderr is not sys.__stderr__:  # a program has replaced it
         return
     sys.stderr = io.TextIOWrapper(
         _LossyFile(_STDERR, "wb", closefd=False),

@@ -63,9 +63,10 @@ _REPEATED = (
 )
 
 
-def _read_tags(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+def _read_tags(_: click.Context, __: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the tags of `--tag KEY=VALUE` as a dict."""
     tags = {}
-    for text in given:
+    for text in texts:
         key, equals, value = text.partition("=")
         if not key or not equals:
             raise UsageError(f"--tag {text}: expected KEY=VALUE, as in --tag driver=580.159")
@@ -154,8 +155,8 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     # Import late, so that --help and completion are fast.
     from raybench.job.plan import make_plan
 
-    resumed, profiled = given["resumed"], given["profile_expression"]
-    if given["retry_failed"] and resumed is None:
+    resumed_run = given["resumed"]
+    if given["retry_failed"] and resumed_run is None:
         raise UsageError("--retry-failed: goes with --resume RUN only")
     console = make_console()
     job, device = _load_job(ctx, given, console)
@@ -164,27 +165,29 @@ def sweep_command(ctx: click.Context, /, **given: Any) -> None:
     from raybench.sweep.run_state import start_run
 
     # To resume, filter later: first the points of the run are compared with the whole plan.
-    plan = _select(make_plan(job), given["expression"] if resumed is None else None)
-    chosen = _select_ids(plan, profiled, "--profile") if profiled is not None else frozenset()
-    where = make_target({**given, "device": device}, chosen)
-    if resumed is not None:
-        ctx.exit(_resume(ctx, job, plan, where))
+    plan = _select(make_plan(job), given["expression"] if resumed_run is None else None)
+    profiled_ids: frozenset[str] = frozenset()
+    if given["profile_expression"] is not None:
+        profiled_ids = _select_ids(plan, given["profile_expression"], "--profile")
+    target = make_target({**given, "device": device}, profiled_ids)
+    if resumed_run is not None:
+        ctx.exit(_resume(ctx, job, plan, target))
     if given["dry_run"]:
         _print_plan(job, plan, given["as_json"])
         return
     _check_packages(job, given["address"])
-    check_outlives_job(where.output)
-    check_writable(where.output)
+    check_outlives_job(target.output)
+    check_writable(target.output)
     _say_estimate(console, job, plan, job.measure.rounds * len(plan.points))
-    start = start_run(
+    run_state = start_run(
         job,
         plan,
         # Without sys.argv[0], which is a path of this machine.
         argv=("raybench", *sys.argv[1:]),
         tags=given["tags"],
-        resume_command=lambda run_id: _resume_command(ctx, run_id, where.output),
+        resume_command=lambda run_id: _resume_command(ctx, run_id, target.output),
     )
-    ctx.exit(_run(job, start, where, given["as_json"]))
+    ctx.exit(_run(job, run_state, target, given["as_json"]))
 
 
 def _load_job(
@@ -195,6 +198,7 @@ def _load_job(
     from raybench.job.source import overrides_in, read_source
     from raybench.report.words.sweep import replaced_by_cpu
 
+    # `words` is the path of the job; with --script, the arguments of the script.
     overrides, words, run = given["overrides"], given["job"], None
     if given["resumed"] is not None:
         with console.status(f"reading run {given['resumed']}"):
@@ -206,8 +210,8 @@ def _load_job(
         overrides = (*overrides_in(run.argv), *overrides)
     if given["script"] is not None:
         return _load_script_job(given, overrides), given["device"]
-    has_sizes = ctx.get_parameter_source("world_sizes") is not ParameterSource.DEFAULT
-    if has_sizes or given["items_per_step"]:
+    has_world_sizes = ctx.get_parameter_source("world_sizes") is not ParameterSource.DEFAULT
+    if has_world_sizes or given["items_per_step"]:
         raise UsageError("--world-size and --items-per-step: go with --script; a job has them")
     if not words:
         raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
@@ -222,12 +226,12 @@ def _load_job(
     if not source.has_cpu:
         return job_of_source(source), device
     if run is None:
-        on_cpu_because = "--device cpu" if device == "cpu" else "no GPU here"
-        device = _find_kind(given, console)
+        why_on_cpu = "--device cpu" if device == "cpu" else "no GPU here"
+        device = _find_device_kind(given, console)
         on_cpu = device == "cpu"
     else:
-        # A resumed run keeps its choice.
-        on_cpu_because = "as before"
+        # A resumed run uses the same devices as before.
+        why_on_cpu = "as before"
         on_cpu = bool(run.cpu_section)
         if on_cpu and device == "cuda":
             raise UsageError(
@@ -238,12 +242,12 @@ def _load_job(
     if on_cpu:
         source = read_source(Path(words[0]), overrides, on_cpu=True)
         if source.uses_cpu:
-            say(console, replaced_by_cpu(source.name, source.replaced_keys, on_cpu_because))
+            say(console, replaced_by_cpu(source.name, source.replaced_keys, why_on_cpu))
     return job_of_source(source), device
 
 
-def _find_kind(given: Mapping[str, Any], console: Console) -> DeviceKind:
-    """Return the kind of the devices that the sweep will use."""
+def _find_device_kind(given: Mapping[str, Any], console: Console) -> DeviceKind:
+    """Return the kind of the devices that the sweep will use: cuda or cpu."""
     from raybench.cluster import find_kind, starts_private
 
     address, device = given["address"], given["device"]
@@ -257,13 +261,13 @@ def _check_packages(job: Job, address: str) -> None:
     from raybench.cluster import starts_private
     from raybench.job.declarations import missing_packages
 
-    missing = missing_packages(job.workload_class)
-    if missing and starts_private(address):
-        package, remedy = next(iter(missing.items()))
-        raise UsageError(
-            f"{job.name}: workload {job.workload.kind} needs {package}, which is not installed; "
-            f"{remedy}"
-        )
+    for package, remedy in missing_packages(job.workload_class).items():
+        # The workers of another cluster may have other packages than this host.
+        if starts_private(address):
+            raise UsageError(
+                f"{job.name}: workload {job.workload.kind} needs {package}, which is not "
+                f"installed; {remedy}"
+            )
 
 
 def _say_estimate(console: Console, job: Job, plan: Plan, trials: int) -> None:
@@ -276,7 +280,7 @@ def _say_estimate(console: Console, job: Job, plan: Plan, trials: int) -> None:
 
 
 def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
-    """Make the job of `--script` and its options; errors in the job name the options."""
+    """Return the job of `--script` and its options; errors in the job name the options."""
     from raybench.cli.jobs import name_after
     from raybench.job.loading import job_from_text
 
@@ -284,6 +288,7 @@ def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
     sizes = world_sizes.split(",")
     if not all(size.strip().isdecimal() for size in sizes):
         raise UsageError(f"--world-size {world_sizes}: must be counts of ranks, as in 1,2,4")
+    # With --script, the words of the argument JOB are the arguments of the script.
     arguments = shlex.join(given["job"])
     workload = {"kind": "script", "path": script, "args": arguments}
     workload |= {"items_per_step": items} if items else {}
@@ -295,6 +300,7 @@ def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
         f"matrix: {{world_size: [{', '.join(str(int(size)) for size in sizes)}]}}\n"
     )
     option = f"--script {script}"
+    # Path in the job -> the option that gave the value.
     options: dict[KeyPath, str] = {
         ("workload", "path"): option,
         ("workload", "args"): f"{option} -- {arguments}",
@@ -304,7 +310,7 @@ def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
     return job_from_text(option, text, overrides, options)
 
 
-def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
+def _resume(ctx: click.Context, job: Job, plan: Plan, target: RunTarget) -> int:
     """Resume the run of `--resume`; return the exit code."""
     from raybench.job.source import overrides_in
     from raybench.records.devices import DeviceList
@@ -325,37 +331,42 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, where: RunTarget) -> int:
     check_code(run, code)
     with hold_run(output, run.run_id):
         plan = plan_of_run(plan, output, run.run_id)
-        start = resume_run(
+        filtered_ids = _select_ids(plan, given["expression"])
+        run_state = resume_run(
             run,
-            replace(rounds_of_job(job, plan), chosen=_select_ids(plan, given["expression"])),
+            replace(rounds_of_job(job, plan), chosen=filtered_ids),
             output,
             code,
             _resume_command(ctx, run.run_id, output),
             retry_failed=given["retry_failed"],
         )
         # Add the new `--set` values to the stored command, before the arguments of a script.
-        earlier = overrides_in(run.argv)
-        new = [f"--set={text}" for text in given["overrides"] if text not in earlier]
+        old_overrides = overrides_in(run.argv)
+        new_words = [f"--set={text}" for text in given["overrides"] if text not in old_overrides]
         end = run.argv.index("--") if "--" in run.argv else len(run.argv)
-        argv = (*run.argv[:end], *new, *run.argv[end:])
-        tags = {**start.run.tags, **given["tags"]}
-        start = replace(start, run=replace(start.run, argv=argv, tags=tags))
+        argv = (*run.argv[:end], *new_words, *run.argv[end:])
+        tags = {**run_state.run.tags, **given["tags"]}
+        run_state = replace(run_state, run=replace(run_state.run, argv=argv, tags=tags))
+        trials_left, plan_left = run_state.rounds.todo, run_state.rounds.plan_left
         if given["dry_run"]:
-            if not start.rounds.todo:
-                say(make_console(), nothing_left_message(start))
-            if start.rounds.todo or given["as_json"]:
-                _print_plan(job, start.rounds.plan_left, given["as_json"])
+            if not trials_left:
+                say(make_console(), nothing_left_message(run_state))
+            if trials_left or given["as_json"]:
+                _print_plan(job, plan_left, given["as_json"])
             return 0
-        if start.rounds.todo:
-            left = start.rounds.plan_left
-            _say_estimate(make_console(), job, left, len(start.rounds.todo))
+        if trials_left:
+            _say_estimate(make_console(), job, plan_left, len(trials_left))
         clear_leftovers(output, run.run_id)
-        names, source = run.only_devices, f"--devices of {run.run_id}"
-        only = where.only or (DeviceList(names=names, source=source) if names else None)
-        return _run(job, start, replace(where, output=output, only=only), given["as_json"])
+        only_devices = target.only
+        if only_devices is None and run.only_devices:
+            # Without --devices, the resumed run uses the devices that it was started with.
+            source = f"--devices of {run.run_id}"
+            only_devices = DeviceList(names=run.only_devices, source=source)
+        target = replace(target, output=output, only=only_devices)
+        return _run(job, run_state, target, given["as_json"])
 
 
-def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
+def _run(job: Job, run_state: RunState, target: RunTarget, as_json: bool) -> int:
     """Run the sweep, print its report, and return the exit code."""
     from raybench.analysis.answer import decide
     from raybench.analysis.run_data import load_run_data
@@ -364,18 +375,20 @@ def _run(job: Job, start: RunState, where: RunTarget, as_json: bool) -> int:
     from raybench.job.estimate import estimate_time
     from raybench.report.run_report import RunReport
 
-    estimate = estimate_time(job, start.rounds.plan_left, len(start.rounds.todo))
+    rounds = run_state.rounds
+    estimate = estimate_time(job, rounds.plan_left, len(rounds.todo))
     listener = ConsoleListener(make_console(), trials_s=estimate.trials_s)
-    run = carry_out(job, start, where, listener)
-    if as_json or run.points_ok + run.points_failed + run.points_skipped:
-        answer = decide(load_run_data(where.output, run.run_id))
+    run = carry_out(job, run_state, target, listener)
+    has_points = run.points_ok + run.points_failed + run.points_skipped > 0
+    if as_json or has_points:
+        answer = decide(load_run_data(target.output, run.run_id))
         report = RunReport(answer=answer, is_short=not as_json)
         write_document(report, "json" if as_json else "terminal")
     return _EXIT_CODES[run.status]
 
 
 def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
-    """Return the command that resumes this run; it repeats the options of this command."""
+    """Return the command that resumes this run, with the options of this command."""
     given, words = ctx.params, ["sweep"]
     if given["script"] is None:
         words += given["job"]
@@ -420,11 +433,14 @@ def _select_ids(plan: Plan, expression: str | None, option: str = "--filter") ->
 
 
 def _read_size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """Return a size with its unit, such as 141GB, in bytes."""
     from raybench.job.source import read_bytes
 
     if text is None:
         return None
-    count = None if text.replace(".", "").isdecimal() else read_bytes(text)
+    # Reject a number without a unit: the user may mean GB or GiB.
+    is_number = text.replace(".", "").isdecimal()
+    count = None if is_number else read_bytes(text)
     if count is None:
         rule = "must be a size with its unit, as in 141GB or 80GiB"
         raise click.BadParameter(f"{rule}, given {text!r}")
@@ -479,16 +495,17 @@ def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = 
 
     for warning in plan.warnings:
         click.echo(printable(f"{warning} (warning)"), err=True)
-    estimates = [estimate(point) for point in plan.points]
+    # Estimated memory of each point in bytes; None: unknown.
+    memory_bytes = [estimate(point) for point in plan.points]
     if not as_json:
-        write_result(_plan_as_text(job, plan, estimates, device_bytes))
+        write_result(_plan_as_text(job, plan, memory_bytes, device_bytes))
         return
     least_s, most_s = _iterations_s(job, plan)
     points: list[dict[str, Any]] = []
-    for point, needed in zip(plan.points, estimates, strict=True):
+    for point, needed_bytes in zip(plan.points, memory_bytes, strict=True):
         points.append({"point_id": point.point_id, **point.settings})
-        if needed:
-            points[-1]["mem_estimate_bytes"] = needed
+        if needed_bytes:
+            points[-1]["mem_estimate_bytes"] = needed_bytes
     content = {
         "schema_version": SCHEMA_VERSION,
         "job": job.name,
@@ -505,6 +522,7 @@ def _print_plan(job: Job, plan: Plan, as_json: bool, device_bytes: int | None = 
 
 
 def _devices_needed(plan: Plan) -> int:
+    """Return the number of devices of the largest point."""
     return max((point.devices_needed for point in plan.points), default=0)
 
 
@@ -512,16 +530,19 @@ def _iterations_s(job: Job, plan: Plan) -> tuple[float, float]:
     """Return a lower and an upper estimate of the seconds of all iterations in all rounds."""
     # Slow steps, controls and set-up take additional time.
     measure = job.measure
-    most_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
     trials = measure.rounds * len(plan.points)
+    longest_trial_s = min(measure.repeats * measure.max_seconds, measure.timeout_s)
+    shortest_trial_s = measure.repeats * measure.least_s
     # At least one heating, at most one for each round and choice of devices.
-    heatings = measure.rounds * len({(point.world_size, point.devices) for point in plan.points})
-    least_s = trials * measure.repeats * measure.least_s + measure.heat_s
-    return least_s, trials * most_s + heatings * measure.heat_s
+    device_choices = {(point.world_size, point.devices) for point in plan.points}
+    most_heatings = measure.rounds * len(device_choices)
+    least_s = trials * shortest_trial_s + measure.heat_s
+    most_s = trials * longest_trial_s + most_heatings * measure.heat_s
+    return least_s, most_s
 
 
 def _plan_as_text(
-    job: Job, plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
+    job: Job, plan: Plan, memory_bytes: Sequence[int | None], device_bytes: int | None
 ) -> str:
     """Return the plan as text: settings of all points, a table of varying settings, and needs."""
     from raybench.job.memory import short_gib
@@ -529,11 +550,14 @@ def _plan_as_text(
     from raybench.job.point import RUN_SETTINGS, UNEVEN
 
     varying = varying_settings(plan.points)
-    shared = plan.points[0].settings_as_given
-    defaults = {name for name in UNEVEN if shared.get(name) == RUN_SETTINGS[name].default}
-    left_out = {*varying, *defaults, *({"batch_size"} if plan.batch_search else ())}
-    shown = {name: value for name, value in shared.items() if name not in left_out}
-    shared_text = " ".join(f"{name}={scalar_text(value)}" for name, value in shown.items())
+    first_settings = plan.points[0].settings_as_given
+    left_out = set(varying)
+    # Few jobs use the settings of uneven steps.
+    left_out |= {name for name in UNEVEN if first_settings.get(name) == RUN_SETTINGS[name].default}
+    if plan.batch_search:
+        left_out.add("batch_size")
+    shared = {name: value for name, value in first_settings.items() if name not in left_out}
+    shared_text = " ".join(f"{name}={scalar_text(value)}" for name, value in shared.items())
     above = [f"{job.name}: workload {job.workload.kind}", f"in all points: {shared_text}"]
     if job.uses_cpu:
         above.insert(1, f"on CPU workers: its section cpu: replaces {', '.join(job.replaced_keys)}")
@@ -543,19 +567,21 @@ def _plan_as_text(
         above.append(_batch_search_line(plan.batch_search))
     titles = ["#", "point_id", *varying, "est. GiB"]
     rows: list[list[str]] = []
-    for point, needed in zip(plan.points, estimates, strict=True):
+    for point, needed_bytes in zip(plan.points, memory_bytes, strict=True):
         settings = [scalar_text(point.settings.get(name)) for name in varying]
-        gib = short_gib(needed) if needed else ""
+        gib = short_gib(needed_bytes) if needed_bytes else ""
         rows.append([str(len(rows) + 1), point.point_id, *settings, gib])
     table = table_text(titles, rows)
-    if not any(estimates) or max(map(len, click.unstyle(table).splitlines())) > text_width():
+    is_too_wide = max(map(len, click.unstyle(table).splitlines())) > text_width()
+    if is_too_wide or not any(memory_bytes):
+        # Leave out the column "est. GiB".
         table = table_text(titles[:-1], [row[:-1] for row in rows])
-    below = [*_needs(job, plan), *_memory_lines(plan, estimates, device_bytes)]
+    below = [*_cost_lines(job, plan), *_memory_lines(plan, memory_bytes, device_bytes)]
     return "\n".join([*_wrapped(above), "", table, *_wrapped(below)]) + "\n"
 
 
 def _batch_search_line(search: BatchSearch) -> str:
-    """Return which batch sizes a search tries."""
+    """Return a sentence about the batch sizes that a search tries."""
     first_two = [search.start, 2 * search.start]
     batches = [str(batch) for batch in first_two if search.max is None or batch <= search.max]
     most = "" if search.max is None else f" or {search.max} is reached"
@@ -566,32 +592,34 @@ def _batch_search_line(search: BatchSearch) -> str:
 
 
 def _wrapped(lines: Iterable[str]) -> list[str]:
+    """Return the lines, wrapped to the width for running text."""
     return [click.wrap_text(line, text_width(), subsequent_indent="  ") for line in lines]
 
 
-def _needs(job: Job, plan: Plan) -> Iterator[str]:
+def _cost_lines(job: Job, plan: Plan) -> Iterator[str]:
     """Yield lines: the counts of points and devices, the time, and the time of more rounds."""
     from raybench.job.estimate import SET_UP_S
     from raybench.job.rounds import BETWEEN_ROUNDS_S, WORTHWHILE
 
     measure, count = job.measure, len(plan.points)
-    points = f"{count} series" if plan.batch_search else counted(count, "point")
-    yield f"{points}; the largest needs {counted(_devices_needed(plan), 'device')}"
+    points_text = f"{count} series" if plan.batch_search else counted(count, "point")
+    yield f"{points_text}; the largest needs {counted(_devices_needed(plan), 'device')}"
     yield (
-        f"iterations: {_time_of_iterations(job, plan, points)}; {_slow_steps(measure)}; set-up and "
-        "the first step of each point take additional time, and a point is stopped after "
-        f"{measure.timeout_s:g} s"
+        f"iterations: {_time_of_iterations(job, plan, points_text)}; {_slow_steps(measure)}; "
+        "set-up and the first step of each point take additional time, and a point is stopped "
+        f"after {measure.timeout_s:g} s"
     )
     if measure.heat_s:
         yield (
             f"heating: {measure.heat_s:g} s of steps before the first point, and before each point "
             "one of whose devices was idle for 10 s"
         )
+    # With fewer rounds than this, the report has no intervals.
     if measure.rounds < WORTHWHILE and not plan.batch_search:
-        # The lower estimate includes one heating.
         least_s, _ = _iterations_s(job, plan)
-        timed_s = (least_s - measure.heat_s) / measure.rounds
-        one_round_s = timed_s + count * SET_UP_S + BETWEEN_ROUNDS_S
+        # The lower estimate includes one heating.
+        iterations_of_round_s = (least_s - measure.heat_s) / measure.rounds
+        one_round_s = iterations_of_round_s + count * SET_UP_S + BETWEEN_ROUNDS_S
         more_s = (WORTHWHILE - measure.rounds) * one_round_s
         yield (
             f"measure.rounds={WORTHWHILE} would take about {_duration(more_s)} more, and the "
@@ -599,22 +627,22 @@ def _needs(job: Job, plan: Plan) -> Iterator[str]:
         )
 
 
-def _time_of_iterations(job: Job, plan: Plan, points: str) -> str:
-    """Return the time of the iterations, and how it is composed: `2 min (2 points x 1 min)`."""
+def _time_of_iterations(job: Job, plan: Plan, points_text: str) -> str:
+    """Return the time of all iterations as a product: `2 min (2 points x 1 repeat of 60 s)`."""
     measure = job.measure
     least_s, most_s = _iterations_s(job, plan)
     if plan.batch_search:
         most = f"at most {_duration(most_s / measure.rounds / len(plan.points))} a point"
         return f"{most}; the number of points is known when the sweep has ended"
     rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
-    seconds = _span(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
+    seconds = _range_text(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")
     point = f"{counted(measure.repeats, 'repeat')} of {seconds} s"
     point += f" + {measure.heat_s:g} s of heating" if measure.heat_s else ""
-    return f"{_span(_duration(least_s), _duration(most_s))} ({rounds}{points} x {point})"
+    return f"{_range_text(_duration(least_s), _duration(most_s))} ({rounds}{points_text} x {point})"
 
 
 def _slow_steps(measure: Measure) -> str:
-    """Return how many steps are timed if steps are too slow for max_seconds."""
+    """Return a clause: how many steps are timed if steps are too slow for max_seconds."""
     from raybench.job.model import ENOUGH_SAMPLES
 
     if measure.iterations:
@@ -625,7 +653,7 @@ def _slow_steps(measure: Measure) -> str:
     )
 
 
-def _span(least: str, most: str) -> str:
+def _range_text(least: str, most: str) -> str:
     """Return `2 to 3`, `at most 3` for a `least` of zero, and `3` if both are the same."""
     if least == most:
         return most
@@ -641,29 +669,29 @@ def _duration(seconds: float) -> str:
 
 
 def _memory_lines(
-    plan: Plan, estimates: Sequence[int | None], device_bytes: int | None
+    plan: Plan, memory_bytes: Sequence[int | None], device_bytes: int | None
 ) -> Iterator[str]:
     """Yield lines: the memory that points need, and for points that do not fit, what would fit."""
     from raybench.job.memory import USABLE_SHARE, explain_oom, short_gib
 
-    sizes = [needed for needed in estimates if needed]
-    if not sizes:
+    known_bytes = [needed_bytes for needed_bytes in memory_bytes if needed_bytes]
+    if not known_bytes:
         return
-    least, most = short_gib(min(sizes)), short_gib(max(sizes))
+    least, most = short_gib(min(known_bytes)), short_gib(max(known_bytes))
     text = f"memory: estimated {most if least == most else f'{least} to {most}'} GiB a device"
     if device_bytes is None:
         yield f"{text}; --device-memory SIZE tells which points do not fit"
         return
     too_big = []
     for number, point in enumerate(plan.points, start=1):
-        needed = estimates[number - 1]
-        if needed and needed > USABLE_SHARE * device_bytes:
-            too_big.append((number, point, needed))
+        needed_bytes = memory_bytes[number - 1]
+        if needed_bytes and needed_bytes > USABLE_SHARE * device_bytes:
+            too_big.append((number, point, needed_bytes))
     numbers = ", ".join(f"#{number}" for number, *_ in too_big)
     size = f"{short_gib(device_bytes)} GiB"
     if too_big:
         yield f"{text}; do not fit into {size}, and run all the same: {numbers}"
     else:
         yield f"{text}; all fit into {size}"
-    for number, point, needed in too_big[:_MOST_EXPLAINED]:
-        yield f"#{number}: {explain_oom(point, needed, device_bytes)}"
+    for number, point, needed_bytes in too_big[:_MOST_EXPLAINED]:
+        yield f"#{number}: {explain_oom(point, needed_bytes, device_bytes)}"
