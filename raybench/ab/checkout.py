@@ -78,6 +78,7 @@ def _commit_of_files(cwd: Path, output: Path) -> str:
         if index.exists():
             # With a copy of the index, git reads only the files that changed.
             shutil.copy2(index, Path(folder, "index"))
+        # The results of the gate are no files of the version.
         excluded = [f":(exclude){output.relative_to(top)}"] if output.is_relative_to(top) else []
         _git(top, "add", "--all", "--", ".", *excluded, env=env)
         tree = _git(top, "write-tree", env=env)
@@ -86,6 +87,7 @@ def _commit_of_files(cwd: Path, output: Path) -> str:
 
 
 def _top_of(cwd: Path) -> Path:
+    """Return the top folder of the git repository."""
     try:
         return Path(_git(cwd, "rev-parse", "--show-toplevel"))
     except subprocess.CalledProcessError:
@@ -128,32 +130,36 @@ def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
         return Checkout(folder=gate.cwd, job=job, python=python, env=env)
     top = _top_of(gate.cwd)
     worktree = folder / "worktrees" / side
-    inside = worktree / gate.cwd.resolve().relative_to(top)
+    # The folder in the worktree that corresponds to the current folder.
+    cwd_in_worktree = worktree / gate.cwd.resolve().relative_to(top)
     # A script may be named relative to its job, so the job must lie in the worktree too.
     if job.resolve().is_relative_to(top):
         job = worktree / job.resolve().relative_to(top)
     # Workers of Ray import raybench itself before they know the folder of the sweep.
-    paths = [str(inside), *filter(None, [env.get("PYTHONPATH", "")])]
+    paths = [str(cwd_in_worktree), *filter(None, [env.get("PYTHONPATH", "")])]
     env = env | {"PYTHONPATH": os.pathsep.join(paths)}
-    ready = folder / f"{side}.ready"
-    if not (ready.exists() and inside.is_dir()):
-        # Start anew: an interrupt may have left half of a worktree, or of a build.
+    ready_file = folder / f"{side}.ready"
+    # The file is created after the set-up command.
+    if not (ready_file.exists() and cwd_in_worktree.is_dir()):
+        # Start anew, because an interrupt may have left half of a worktree, or of a build.
         _remove_worktree(gate, side, folder)
         try:
             _git(gate.cwd, "worktree", "prune")
             _git(gate.cwd, "worktree", "add", "--detach", str(worktree), commit)
         except subprocess.CalledProcessError as error:
             raise SideError(side, f"git worktree: {last_line(error.stderr)}") from error
-        if not inside.is_dir():
-            where = inside.relative_to(worktree)
-            raise SideError(side, f"{version.revision} has no folder {where}")
+        if not cwd_in_worktree.is_dir():
+            folder_name = cwd_in_worktree.relative_to(worktree)
+            raise SideError(side, f"{version.revision} has no folder {folder_name}")
         if job.is_relative_to(worktree):
             job.parent.mkdir(parents=True, exist_ok=True)
             job.write_text(gate.job_texts[side])
-        _set_up(gate.settings.setup, side, inside, env, folder / "logs" / f"setup-{side}.log")
-        ready.touch()
-    python = _python_of(version.python, inside, gate.cwd)
-    return Checkout(folder=inside, job=job, python=python, env=env)
+        _set_up(
+            gate.settings.setup, side, cwd_in_worktree, env, folder / "logs" / f"setup-{side}.log"
+        )
+        ready_file.touch()
+    python = _python_of(version.python, cwd_in_worktree, gate.cwd)
+    return Checkout(folder=cwd_in_worktree, job=job, python=python, env=env)
 
 
 def _set_up(command: str, side: Side, folder: Path, env: Mapping[str, str], log: Path) -> None:
@@ -177,7 +183,7 @@ def _python_of(python: str, folder: Path, cwd: Path) -> str:
     if os.sep not in python:
         return shutil.which(python) or python
     for base in (folder, cwd):
-        # Keep a link: resolved, it would lead out of the virtual environment.
+        # Do not resolve a link: the target is outside of the virtual environment.
         if (base / python).exists():
             return str(base / python)
     return python
@@ -196,7 +202,7 @@ def remove_worktrees(gate: Gate, folder: Path) -> None:
 
 
 def _remove_worktree(gate: Gate, side: Side, folder: Path) -> None:
-    """Remove the worktree of a side, if any, even if git refuses to."""
+    """Remove the worktree of a side, if there is a worktree, even if git refuses."""
     (folder / f"{side}.ready").unlink(missing_ok=True)
     worktree = folder / "worktrees" / side
     words = ["git", "worktree", "remove", "--force", str(worktree)]
@@ -210,14 +216,17 @@ def files_from_elsewhere(checkout: Checkout, hashes: Mapping[str, str]) -> list[
     Args:
         hashes: SHA-256 of each file by its name, such as `package/module.py`.
     """
-    elsewhere = []
+    foreign_files = []
     top = _top_of(checkout.folder)
-    for name, digest in hashes.items():
+    for name, imported_sha256 in hashes.items():
+        # Find the files of the worktree with this name. If there are none, the sweep has imported a
+        # file of an installed package.
         listed = _git(top, "ls-files", "-z", "--", f":(glob)**/{name}")
         files = [top / path for path in listed.split("\0") if path]
-        digests = {
+        worktree_sha256s = {
             hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
         }
-        if digests and digest not in digests:
-            elsewhere.append(name)
-    return elsewhere
+        # The sweep has imported another version of the file.
+        if worktree_sha256s and imported_sha256 not in worktree_sha256s:
+            foreign_files.append(name)
+    return foreign_files

@@ -80,37 +80,42 @@ def decide(log_ratios: Floats, threshold: float = 0.015) -> Decisions:
         threshold: smallest change that counts, 0.015 for 1.5 %. A point is the same if its interval
             lies within twice the threshold.
     """
-    used = np.full_like(log_ratios, math.nan)
+    used_ratios = np.full_like(log_ratios, math.nan)
     decision = np.full(log_ratios.shape[:-1], Decision.GO_ON.value)
     # Number of pairs at the last look; 0 before the first look.
-    looked = np.zeros_like(decision)
-    # Number of pairs, and sum of the log ratios, when a look found the point slower; 0 if none did.
-    suspected = np.zeros_like(decision)
-    suspected_sum = np.zeros(decision.shape)
+    pairs_at_look = np.zeros_like(decision)
+    # Number of pairs, and sum of the log ratios, when a look found the point slower; else 0.
+    pairs_when_slower = np.zeros_like(decision)
+    sum_when_slower = np.zeros(decision.shape)
     for pair in range(log_ratios.shape[-1]):
         is_open = decision == Decision.GO_ON
-        used[..., pair] = np.where(is_open, log_ratios[..., pair], math.nan)
-        is_measured = ~np.isnan(used[..., pair])
-        estimate = _estimate(used[..., : pair + 1])
+        used_ratios[..., pair] = np.where(is_open, log_ratios[..., pair], math.nan)
+        is_measured = ~np.isnan(used_ratios[..., pair])
+        estimate = _estimate(used_ratios[..., : pair + 1])
 
-        fresh_mean = (estimate.sum - suspected_sum) / CONFIRMING_PAIRS
+        # Points that a look has found slower, and that now have all fresh pairs.
+        was_slower = pairs_when_slower > 0
+        has_fresh_pairs = estimate.pairs == pairs_when_slower + CONFIRMING_PAIRS
+        is_due = is_measured & was_slower & has_fresh_pairs
+        fresh_mean = (estimate.sum - sum_when_slower) / CONFIRMING_PAIRS
         is_confirmed = np.expm1(fresh_mean) <= -threshold
-        is_due = is_measured & (suspected > 0) & (estimate.pairs == suspected + CONFIRMING_PAIRS)
         decision[is_due & is_confirmed] = Decision.SLOWER
         decision[is_due & ~is_confirmed] = Decision.UNCONFIRMED
 
-        is_look = is_measured & (suspected == 0) & np.isin(estimate.pairs, LOOKS)
-        looked[is_look] = estimate.pairs[is_look]
-        low, change, high = estimate.interval(looked)
-        decision[is_look & (looked == LOOKS[-1])] = Decision.UNDECIDED
+        # All other points. Later assignments replace earlier decisions.
+        is_look = is_measured & ~was_slower & np.isin(estimate.pairs, LOOKS)
+        pairs_at_look[is_look] = estimate.pairs[is_look]
+        low, change, high = estimate.interval(pairs_at_look)
+        decision[is_look & (pairs_at_look == LOOKS[-1])] = Decision.UNDECIDED
         decision[is_look & (low >= -2 * threshold) & (high <= 2 * threshold)] = Decision.SAME
         decision[is_look & (change >= threshold) & (low > 0)] = Decision.FASTER
         is_slower = is_look & (change <= -threshold) & (high < 0)
+        # A slower point needs fresh pairs, also after the last look.
         decision[is_slower] = Decision.GO_ON
-        suspected[is_slower] = looked[is_slower]
-        suspected_sum[is_slower] = estimate.sum[is_slower]
-    estimate = _estimate(used)
-    low, change, high = estimate.interval(looked)
+        pairs_when_slower[is_slower] = pairs_at_look[is_slower]
+        sum_when_slower[is_slower] = estimate.sum[is_slower]
+    estimate = _estimate(used_ratios)
+    low, change, high = estimate.interval(pairs_at_look)
     return Decisions(
         decision=decision,
         pairs=estimate.pairs,
@@ -131,74 +136,89 @@ class _Estimate:
     variance: Floats
     degrees: Floats
 
-    def interval(self, looked: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
+    def interval(self, pairs_at_look: NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
         """Return low, middle and high of the relative change.
 
         Args:
-            looked: number of pairs at the last look of each point; sets the confidence level.
+            pairs_at_look: number of pairs at the last look of each point; sets the confidence
+                level.
         """
         pairs = np.maximum(self.pairs, 1)
         mean = np.where(self.pairs > 0, self.sum / pairs, math.nan)
-        half = self._quantile(looked) * np.sqrt(self.variance / pairs)
-        return np.expm1(mean - half), np.expm1(mean), np.expm1(mean + half)
+        half_width = self._quantile(pairs_at_look) * np.sqrt(self.variance / pairs)
+        # From log ratios to relative changes.
+        return np.expm1(mean - half_width), np.expm1(mean), np.expm1(mean + half_width)
 
     def detectable(self, threshold: float) -> Floats:
         """Return the slowdown that the last look and the fresh pairs find in 95 % of cases."""
-        last = np.full_like(self.pairs, LOOKS[-1])
-        margin = stdtrit(self.degrees, _POWER)
-        at_last_look = (self._quantile(last) + margin) * np.sqrt(self.variance / LOOKS[-1])
-        in_fresh_pairs = -math.log1p(-threshold) + margin * np.sqrt(
-            self.variance / CONFIRMING_PAIRS
-        )
-        share = -np.expm1(-np.maximum(at_last_look, in_fresh_pairs))
-        return np.where(self.pairs > 1, share, math.nan)
+        power_quantile = stdtrit(self.degrees, _POWER)
+        # Standard errors of the mean log ratio, and the slowdowns in logarithms.
+        error_at_last_look = np.sqrt(self.variance / LOOKS[-1])
+        error_in_fresh_pairs = np.sqrt(self.variance / CONFIRMING_PAIRS)
+        last_look_quantile = self._quantile(np.full_like(self.pairs, LOOKS[-1]))
+        at_last_look = (last_look_quantile + power_quantile) * error_at_last_look
+        in_fresh_pairs = -math.log1p(-threshold) + power_quantile * error_in_fresh_pairs
+        slowdown = -np.expm1(-np.maximum(at_last_look, in_fresh_pairs))
+        return np.where(self.pairs > 1, slowdown, math.nan)
 
-    def _quantile(self, looked: NDArray[np.int64]) -> Floats:
+    def _quantile(self, pairs_at_look: NDArray[np.int64]) -> Floats:
         """Return the quantile of Student's t for the error that a point spends at this look."""
         points = max(self.pairs.shape[-1], 1)
-        spent = np.zeros(LOOKS[-1] + 1)
-        share_before = 0.0
+        # Number of pairs at a look -> error that the look spends.
+        spent_error = np.zeros(LOOKS[-1] + 1)
+        spent_share_before = 0.0
         for look in LOOKS:
-            share = math.log1p((math.e - 1) * look / LOOKS[-1])
-            spent[look] = ERROR / points * (share - share_before)
-            share_before = share
-        return np.asarray(stdtrit(self.degrees, 1 - spent[looked] / 2))
+            # The spending function of the type of Pocock: the share of the error spent so far.
+            spent_share = math.log1p((math.e - 1) * look / LOOKS[-1])
+            spent_error[look] = ERROR / points * (spent_share - spent_share_before)
+            spent_share_before = spent_share
+        # Half of the error for each end of the interval.
+        return np.asarray(stdtrit(self.degrees, 1 - spent_error[pairs_at_look] / 2))
 
 
 def _estimate(log_ratios: Floats) -> _Estimate:
     """Estimate mean and variance of each point from its log ratios, [..., points, pairs]."""
     is_measured = ~np.isnan(log_ratios)
     pairs = is_measured.sum(axis=-1)
-    values = np.where(is_measured, log_ratios, 0.0)
-    total = values.sum(axis=-1)
+    measured_ratios = np.where(is_measured, log_ratios, 0.0)
+    total = measured_ratios.sum(axis=-1)
     mean = total / np.maximum(pairs, 1)
-    deviations = np.where(is_measured, values - mean[..., None], 0.0)
-    squares = (deviations**2).sum(axis=-1)
+    deviations = np.where(is_measured, measured_ratios - mean[..., None], 0.0)
+    square_sum = (deviations**2).sum(axis=-1)
     degrees = np.maximum(pairs - 1, 0)
-    prior_variance, prior_degrees = _prior(squares, degrees)
+    prior_variance, prior_degrees = _prior(square_sum, degrees)
     all_degrees = degrees + prior_degrees
+    # 0 / 0 gives NaN, an unknown variance.
     with np.errstate(invalid="ignore"):
-        variance = (squares + prior_degrees * prior_variance) / all_degrees
+        variance = (square_sum + prior_degrees * prior_variance) / all_degrees
     return _Estimate(pairs=pairs, sum=total, variance=variance, degrees=all_degrees)
 
 
-def _prior(squares: Floats, degrees: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def _prior(
+    square_sum: Floats,  # sum of the squared deviations of each point
+    degrees: NDArray[np.int64],  # degrees of freedom of each point; 0: its variance is unknown
+) -> tuple[Floats, Floats]:
     """Return the prior variance of each point, from all other points, and its degrees of freedom.
 
     Section 6.2 of Smyth. Logarithms are averaged, so that a single noisy point does not dominate.
     """
     is_known = degrees > 0
+    known_points = is_known.sum(axis=-1, keepdims=True)
     degrees = np.maximum(degrees, 1)
-    logs = np.log(np.maximum(squares / degrees, _LEAST_SD**2))
-    logs = np.where(is_known, logs - digamma(degrees / 2) + np.log(degrees / 2), 0.0)
-    known = is_known.sum(axis=-1, keepdims=True)
-    total = logs.sum(axis=-1, keepdims=True)
-    prior_variance = np.exp((total - logs) / np.maximum(known - is_known, 1))
+    log_variance = np.log(np.maximum(square_sum / degrees, _LEAST_SD**2))
+    # The mean logarithm of a sample variance is too small; the digamma terms correct the bias.
+    log_variance = log_variance - digamma(degrees / 2) + np.log(degrees / 2)
+    log_variance = np.where(is_known, log_variance, 0.0)
+    total = log_variance.sum(axis=-1, keepdims=True)
+    other_points = known_points - is_known
+    prior_variance = np.exp((total - log_variance) / np.maximum(other_points, 1))
     # If the variances of the points differ by more than chance, the prior gets fewer degrees.
-    mean = total / np.maximum(known, 1)
-    spread = np.where(is_known, (logs - mean) ** 2, 0.0).sum(axis=-1, keepdims=True)
-    by_chance = np.where(is_known, _TRIGAMMA[degrees], 0.0).sum(axis=-1, keepdims=True)
-    excess = spread / np.maximum(known - 1, 1) - by_chance / np.maximum(known, 1)
-    prior_degrees = np.interp(excess, polygamma(1, _PRIOR_DEGREES / 2), _PRIOR_DEGREES)
-    has_others = known - is_known > 0
-    return prior_variance, np.where(has_others, prior_degrees, 0.0)
+    mean = total / np.maximum(known_points, 1)
+    squares = np.where(is_known, (log_variance - mean) ** 2, 0.0)
+    spread = squares.sum(axis=-1, keepdims=True) / np.maximum(known_points - 1, 1)
+    chance = np.where(is_known, _TRIGAMMA[degrees], 0.0)
+    mean_chance = chance.sum(axis=-1, keepdims=True) / np.maximum(known_points, 1)
+    prior_degrees = np.interp(
+        spread - mean_chance, polygamma(1, _PRIOR_DEGREES / 2), _PRIOR_DEGREES
+    )
+    return prior_variance, np.where(other_points > 0, prior_degrees, 0.0)

@@ -156,10 +156,10 @@ def resume_ab(
 
 def _run(gate: Gate, folder: Path, listener: Listener | None) -> GateVerdict:
     """Measure pairs until each point is decided or no further pair fits the time."""
-    tell = listener or (lambda _: None)
     with lock_gate(folder):
-        runner = _Runner(gate=gate, folder=folder, tell=tell)
+        runner = _Runner(gate=gate, folder=folder, listener=listener or (lambda _: None))
         verdict = runner.run()
+        # A gate that stopped early can be resumed, which needs the worktrees.
         if verdict.stopped is None:
             remove_worktrees(gate, folder)
         return verdict
@@ -168,39 +168,40 @@ def _run(gate: Gate, folder: Path, listener: Listener | None) -> GateVerdict:
 class _Runner:
     """Runs the pairs of a gate."""
 
-    def __init__(self, *, gate: Gate, folder: Path, tell: Listener) -> None:
-        self._gate, self._folder, self._tell = gate, folder, tell
+    def __init__(self, *, gate: Gate, folder: Path, listener: Listener) -> None:
+        self._gate, self._folder, self._notify = gate, folder, listener
         self._checkouts: dict[Side, Checkout] = {}
 
     def run(self) -> GateVerdict:
         """Measure pairs until no point is open or the time is up; return the verdict."""
         limit_s = 60 * (self._gate.settings.max_minutes or float("inf"))
-        began_s, pair_s = time.monotonic(), 0.0
+        began_s, last_pair_s = time.monotonic(), 0.0
         while True:
             starts = self._ended_starts()
             pairs = PairedStarts(starts=[start for start in starts if start.is_finished])
-            # The first pair measures all points, because nothing is decided yet.
-            todo: Sequence[PairedPoint] | None = None
+            # None: the first pair measures all points, because nothing is decided yet.
+            points: Sequence[PairedPoint] | None = None
             verdict = self._verdict(pairs)
-            if pairs.complete:
-                todo = open_points(pairs, decisions_of(pairs, self._gate))
-                self._tell(Looked(verdict=verdict, open=len(todo)))
-                if not todo or len(pairs.complete) >= _MOST_PAIRS:
+            if pairs.complete_pairs:
+                points = open_points(pairs, decisions_of(pairs, self._gate))
+                self._notify(Looked(verdict=verdict, open=len(points)))
+                if not points or len(pairs.complete_pairs) >= _MOST_PAIRS:
                     return verdict
             elapsed_s = time.monotonic() - began_s
-            if pair_s and elapsed_s + pair_s > limit_s:
+            # Assume that the next pair takes as long as the last pair.
+            if last_pair_s and elapsed_s + last_pair_s > limit_s:
                 return self._verdict(pairs, OpenReason(kind=WhyOpen.TIME))
             try:
                 # Set up both sides first, so that a build that fails wastes no measured start.
                 for side in Side:
                     self._checkout(side)
                 pair_began_s = time.monotonic()
-                self._measure_pair(starts, pairs, todo)
+                self._measure_pair(starts, pairs, points)
             except SideError as error:
                 pairs = PairedStarts(starts=[s for s in read_starts(self._folder) if s.is_finished])
                 reason = OpenReason(kind=WhyOpen.STOPPED, side=error.side, text=error.reason)
                 return self._verdict(pairs, reason)
-            pair_s = time.monotonic() - pair_began_s
+            last_pair_s = time.monotonic() - pair_began_s
 
     def _ended_starts(self) -> list[Start]:
         """Return all starts, after waiting for a start that a killed gate left running."""
@@ -211,31 +212,36 @@ class _Runner:
             time.sleep(_POLL_S)
 
     def _verdict(self, pairs: PairedStarts, stopped: OpenReason | None = None) -> GateVerdict:
+        """Return the verdict after these pairs; `stopped` says why measuring ends early."""
         devices = devices_of(self._folder, pairs.starts[-1]) if pairs.starts else []
-        hosts = len({device.host for device in devices})
-        return verdict_of(self._gate, self._folder, pairs, hosts, stopped)
+        host_count = len({device.host for device in devices})
+        return verdict_of(self._gate, self._folder, pairs, host_count, stopped)
 
     def _measure_pair(
-        self, starts: Sequence[Start], pairs: PairedStarts, todo: Sequence[PairedPoint] | None
+        self, starts: Sequence[Start], pairs: PairedStarts, points: Sequence[PairedPoint] | None
     ) -> None:
         """Complete the last pair if it was interrupted; otherwise measure a new pair.
 
         Args:
-            todo: points to measure; None: all points of the job.
+            starts: all starts, also those that were interrupted.
+            pairs: the finished starts.
+            points: points to measure; None: all points of the job.
         """
         pair = max((start.pair for start in starts), default=1)
-        earlier = {start.side: start for start in starts if start.pair == pair}
+        starts_of_pair = {start.side: start for start in starts if start.pair == pair}
         is_complete = len(pairs.by_pair.get(pair, {})) == len(Side)
-        if is_complete or any(start.age_s > _FRESH_S for start in earlier.values()):
-            pair, earlier = pair + 1, {}
+        if is_complete or any(start.age_s > _FRESH_S for start in starts_of_pair.values()):
+            # Begin a new pair. In an old pair, the machine may have changed since its first start.
+            pair, starts_of_pair = pair + 1, {}
         for side in self._gate.order(pair):
-            start = earlier.get(side)
+            start = starts_of_pair.get(side)
             if start is not None and start.is_finished:
                 continue
-            self._tell(Begun(side=side, pair=pair, points=None if todo is None else len(todo)))
+            point_count = None if points is None else len(points)
+            self._notify(Begun(side=side, pair=pair, points=point_count))
             filter_words: list[str] = []
-            if todo is not None and len(todo) < len(pairs.points):
-                ids = ", ".join(repr(point.ids[side]) for point in todo)
+            if points is not None and len(points) < len(pairs.points):
+                ids = ", ".join(repr(point.ids[side]) for point in points)
                 filter_words = ["--filter", f"point_id in ({ids},)"]
             self._measure(side, pair, filter_words, start)
 
@@ -255,17 +261,18 @@ class _Runner:
             error = last_line(log.read_text(errors="replace"))
             raise SideError(side, f"the sweep ended with exit code {code}: {error}; see {log}")
         finished = [start for start in read_starts(self._folder) if start.is_finished]
-        of_side = [start for start in finished if (start.side, start.pair) == (side, pair)]
-        if not of_side:
+        of_this_sweep = [start for start in finished if (start.side, start.pair) == (side, pair)]
+        if not of_this_sweep:
             raise SideError(side, f"the sweep left no finished run; see {log}")
-        start = of_side[-1]
+        start = of_this_sweep[-1]
+        # Only a gate with commits has worktrees.
         files = start.run.workload_files if self._gate.commits else {}
-        names = files_from_elsewhere(checkout, files) if files else []
-        if names:
+        foreign_files = files_from_elsewhere(checkout, files) if files else []
+        if foreign_files:
             raise SideError(
                 side,
-                f"{names[0]} was imported from outside of the worktree, where another version is "
-                "installed; build each side with --setup, and name its --python",
+                f"{foreign_files[0]} was imported from outside of the worktree, where another "
+                "version is installed; build each side with --setup, and name its --python",
             )
         self._keep_devices(start)
 
@@ -273,7 +280,7 @@ class _Runner:
         """Check out a side once in this process."""
         if side not in self._checkouts:
             self._checkouts[side] = check_out(self._gate, side, self._folder)
-            self._tell(Prepared(side=side, folder=self._checkouts[side].folder))
+            self._notify(Prepared(side=side, folder=self._checkouts[side].folder))
         return self._checkouts[side]
 
     def _command(self, side: Side, checkout: Checkout) -> list[str]:

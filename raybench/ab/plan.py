@@ -106,9 +106,11 @@ class Gate:
 
         Pairs 1 and 2 have opposite orders, in random sequence; so have pairs 3 and 4, and so on.
         """
-        block, is_second = divmod(pair - 1, 2)
-        is_old_first = random.Random(f"{self.seed} {block}").random() < 0.5
-        first = Side.OLD if is_old_first != bool(is_second) else Side.NEW
+        couple, position = divmod(pair - 1, 2)
+        is_old_first = random.Random(f"{self.seed} {couple}").random() < 0.5
+        if position == 1:
+            is_old_first = not is_old_first
+        first = Side.OLD if is_old_first else Side.NEW
         return first, first.other
 
 
@@ -157,6 +159,7 @@ def write_gate(folder: Path, gate: Gate) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Write a hidden file and rename it, so that an interrupt leaves no half of a file.
         unfinished = folder / f".{_FILE}"
         unfinished.write_bytes(_ADAPTER.dump_json(gate, indent=1))
         unfinished.replace(folder / _FILE)

@@ -38,10 +38,10 @@ MOST_FAILURES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A sweep of one side."""
+    """A sweep of one side of a gate."""
 
     side: Side
-    # Counts from 1.
+    # Number of the pair, from 1.
     pair: int
     run: Run
     # point_id -> row.
@@ -49,7 +49,7 @@ class Start:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the end, or since the last sign of life."""
+        """Seconds since the sweep ended; if its end is unknown, since its start."""
         end = self.run.finished_at or self.run.started_at
         return (datetime.now(UTC) - end).total_seconds()
 
@@ -71,12 +71,15 @@ def read_starts(results: Path) -> list[Start]:
     starts = []
     for run in reader.read_runs(results):
         if not {SIDE_TAG, PAIR_TAG} <= run.tags.keys():
+            # The run is not of a gate.
             continue
+        # The current time is a new key, so the cache never holds the rows of a run that goes on.
+        finished_at = run.finished_at or datetime.now(UTC)
         start = Start(
             side=Side(run.tags[SIDE_TAG]),
             pair=int(run.tags[PAIR_TAG]),
             run=run,
-            rows=_rows_of_run(results, run.run_id, run.finished_at or datetime.now(UTC)),
+            rows=_rows_of_run(results, run.run_id, finished_at),
         )
         starts.append(start)
     return starts
@@ -84,7 +87,8 @@ def read_starts(results: Path) -> list[Start]:
 
 # A gate reads its starts again after each start. The rows of an ended run stay the same.
 @lru_cache(maxsize=1000)
-def _rows_of_run(results: Path, run_id: str, _as_of: datetime) -> dict[str, PointRow]:
+def _rows_of_run(results: Path, run_id: str, _finished_at: datetime) -> dict[str, PointRow]:
+    """Return point_id -> row of a run; `_finished_at` is only a key of the cache."""
     rows = mean_of_rounds(point_rows(reader.load_table(results, "points", run_id)))
     return {row.point_id: row for row in rows}
 
@@ -120,30 +124,31 @@ class PairedStarts:
         return dict(sorted(pairs.items()))
 
     @property
-    def complete(self) -> list[dict[Side, Start]]:
+    def complete_pairs(self) -> list[dict[Side, Start]]:
         """The pairs that have both starts."""
         return [pair for pair in self.by_pair.values() if len(pair) == len(Side)]
 
     @cached_property
     def points(self) -> list[PairedPoint]:
         """The points of both sides, in the order of the job."""
-        rows = {side: self._rows_of(side) for side in Side}
-        # Key -> point_id on each side; a point has the same key on both sides.
-        keyed_ids: dict[Side, dict[object, str]] = {}
+        # Side -> point_id -> row.
+        rows = {side: self._first_rows(side) for side in Side}
+        # Side -> key -> point_id. A point has the same key on both sides.
+        ids_by_key: dict[Side, dict[object, str]] = {}
         if rows[Side.OLD].keys() & rows[Side.NEW].keys():
             for side in Side:
-                keyed_ids[side] = {point_id: point_id for point_id in rows[side]}
+                ids_by_key[side] = {point_id: point_id for point_id in rows[side]}
         else:
-            keyed_ids = _ids_by_settings(rows)
+            ids_by_key = _ids_by_settings(rows)
         points = []
-        for key in dict.fromkeys((*keyed_ids[Side.NEW], *keyed_ids[Side.OLD])):
-            ids = {side: keyed_ids[side][key] for side in Side if key in keyed_ids[side]}
+        for key in dict.fromkeys((*ids_by_key[Side.NEW], *ids_by_key[Side.OLD])):
+            ids = {side: ids_by_key[side][key] for side in Side if key in ids_by_key[side]}
             side = Side.NEW if Side.NEW in ids else Side.OLD
             points.append(PairedPoint(ids=ids, row=_with_batch(rows[side][ids[side]])))
         return points
 
-    def _rows_of(self, side: Side) -> dict[str, PointRow]:
-        """Return the first row of each point of a side."""
+    def _first_rows(self, side: Side) -> dict[str, PointRow]:
+        """Return point_id -> first row of each point of a side."""
         rows: dict[str, PointRow] = {}
         for start in self.starts:
             if start.side is side:
@@ -154,43 +159,47 @@ class PairedStarts:
     @cached_property
     def log_ratios(self) -> NDArray[np.float64]:
         """Logarithms of new rate / old rate, points x pairs; NaN where a side is not ok."""
-        values = np.full((len(self.points), len(self.complete)), math.nan)
+        values = np.full((len(self.points), len(self.complete_pairs)), math.nan)
         for number, point in enumerate(self.points):
-            for column, pair in enumerate(self.complete):
+            for column, pair in enumerate(self.complete_pairs):
+                # A side may lack the point, or this start of the side.
                 old, new = (pair[side].rows.get(point.ids.get(side, "")) for side in Side)
                 if old and new and _is_measured(old) and _is_measured(new):
                     has_samples = bool(old.throughput and new.throughput)
-                    rates = [rate_of(row, has_samples) for row in (old, new)]
-                    values[number, column] = math.log(rates[1] / rates[0])
+                    ratio = rate_of(new, has_samples) / rate_of(old, has_samples)
+                    values[number, column] = math.log(ratio)
         return values
 
-    def ended(self, point: PairedPoint, side: Side) -> list[PointRow]:
+    def _all_rows(self, point: PairedPoint, side: Side) -> list[PointRow]:
         """Return the rows of a point on one side, in the order of the starts."""
         point_id = point.ids.get(side, "")
         starts = [start for start in self.starts if start.side is side]
         return [start.rows[point_id] for start in starts if point_id in start.rows]
 
-    def measured(self, point: PairedPoint, side: Side) -> list[PointRow]:
+    def ok_rows(self, point: PairedPoint, side: Side) -> list[PointRow]:
         """Return the ok rows of a point on one side."""
-        return [row for row in self.ended(point, side) if _is_measured(row)]
+        return [row for row in self._all_rows(point, side) if _is_measured(row)]
 
     def failures(self, point: PairedPoint, side: Side) -> list[PointRow]:
         """Return the rows of a point on one side that are not ok."""
-        return [row for row in self.ended(point, side) if not _is_measured(row)]
+        return [row for row in self._all_rows(point, side) if not _is_measured(row)]
 
     def can_be_measured(self, point: PairedPoint) -> bool:
-        """Return whether both sides have the point, and it has not failed too often on a side."""
-        most = max(len(self.failures(point, side)) for side in Side)
-        return len(point.ids) == len(Side) and most < MOST_FAILURES
+        """Return whether both sides have the point, and no side has failed too often."""
+        most_failures = max(len(self.failures(point, side)) for side in Side)
+        return len(point.ids) == len(Side) and most_failures < MOST_FAILURES
 
 
 def _with_batch(row: PointRow) -> ScaledRow:
-    """Return the row as reports need it, with the batch size that the job fixed."""
+    """Return the row with the batch size that the job fixes, as reports need the row."""
     values = {field.name: getattr(row, field.name) for field in fields(PointRow)}
-    return ScaledRow(**values, batch=getattr(row, batch_column(row) or "", None))
+    # batch_size, global_batch_size, or None for a workload without batches.
+    column = batch_column(row)
+    return ScaledRow(**values, batch=getattr(row, column) if column else None)
 
 
 def _is_measured(row: PointRow) -> bool:
+    """Return whether a row is ok and has a step time."""
     return row.status is Status.OK and bool(row.step_ms_mean)
 
 
@@ -205,9 +214,11 @@ def _ids_by_settings(
     rows: Mapping[Side, Mapping[str, PointRow]],
 ) -> dict[Side, dict[object, str]]:
     """Return key -> point_id of each side, for sides that share no point_id."""
-    # The sides differ in a setting of all points, so the key omits settings that do not vary within
-    # a side.
-    names = dict.fromkeys(name for side in Side for name in varying([*rows[side].values()]))
+    # The sides differ in a setting that does not vary within a side. So the key of a point has only
+    # the settings that vary within a side.
+    names: dict[str, None] = {}
+    for side in Side:
+        names |= dict.fromkeys(varying([*rows[side].values()]))
     ids: dict[Side, dict[object, str]] = {}
     for side in Side:
         ids[side] = {}

@@ -124,8 +124,9 @@ class GateVerdict:
     def outcome(self) -> GateOutcome:
         """The most urgent outcome of any point; NOT_MEASURED without points."""
         outcomes = {point.outcome for point in self.points}
-        by_urgency = (outcome for outcome in GateOutcome if outcome in outcomes)
-        return next(by_urgency, GateOutcome.NOT_MEASURED)
+        # GateOutcome has the most urgent member first.
+        by_urgency = [outcome for outcome in GateOutcome if outcome in outcomes]
+        return by_urgency[0] if by_urgency else GateOutcome.NOT_MEASURED
 
     @property
     def exit_code(self) -> int:
@@ -135,8 +136,8 @@ class GateVerdict:
     @property
     def detectable(self) -> float | None:
         """The slowdown that this gate would find at any point in about 95 % of cases."""
-        shares = [point.detectable for point in self.points if point.detectable is not None]
-        return max(shares, default=None)
+        slowdowns = [point.detectable for point in self.points if point.detectable is not None]
+        return max(slowdowns, default=None)
 
 
 _OUTCOMES = {
@@ -179,9 +180,9 @@ def verdict_of(
         gate=gate,
         folder=folder,
         points=points,
-        pairs=len(pairs.complete),
+        pairs=len(pairs.complete_pairs),
         starts=len(pairs.starts),
-        minutes=sum(map(_seconds, pairs.starts)) / 60,
+        minutes=sum(map(_duration_s, pairs.starts)) / 60,
         hosts=hosts,
         stopped=stopped,
         disturbances=_disturbances(pairs.starts),
@@ -195,10 +196,12 @@ def _point_verdict(
     """Return the verdict of `pairs.points[index]`."""
     point = pairs.points[index]
     outcome, why = _outcome(pairs, point, Decision(decisions.decision[index]), stopped)
-    ok = {side: pairs.measured(point, side) for side in Side}
-    has_samples = all(row.throughput for side in Side for row in ok[side])
+    ok_rows = {side: pairs.ok_rows(point, side) for side in Side}
+    # Without throughput in each row, compare steps/s.
+    has_samples = all(row.throughput for side in Side for row in ok_rows[side])
+    # Geometric mean of the rates of each side.
     rates = {}
-    for side, rows in ok.items():
+    for side, rows in ok_rows.items():
         logs = [math.log(rate_of(row, has_samples)) for row in rows]
         rates[side] = math.exp(np.mean(logs)) if logs else None
     return PointVerdict(
@@ -209,17 +212,17 @@ def _point_verdict(
         unit="samples/s" if has_samples else "steps/s",
         old_rate=rates[Side.OLD],
         new_rate=rates[Side.NEW],
-        change=_known(decisions.change[index]),
-        low=_known(decisions.low[index]),
-        high=_known(decisions.high[index]),
-        detectable=_known(decisions.detectable[index]),
+        change=_none_if_nan(decisions.change[index]),
+        low=_none_if_nan(decisions.low[index]),
+        high=_none_if_nan(decisions.high[index]),
+        detectable=_none_if_nan(decisions.detectable[index]),
     )
 
 
 def _outcome(
     pairs: PairedStarts, point: PairedPoint, decision: Decision, stopped: OpenReason | None
 ) -> tuple[GateOutcome, OpenReason | None]:
-    """Return the outcome of a point, and why it is open."""
+    """Return the outcome of a point, and why the point has no decision."""
     if decision in _OUTCOMES:
         return _OUTCOMES[decision], None
     if decision in _WHY:
@@ -228,20 +231,24 @@ def _outcome(
         [side] = point.ids
         return GateOutcome.NOT_MEASURED, OpenReason(kind=WhyOpen.ONE_SIDED, side=side)
     if not pairs.can_be_measured(point):
+        # The point has failed too often on this side.
         side = max(Side, key=lambda side: len(pairs.failures(point, side)))
-        last = pairs.failures(point, side)[-1]
-        text = f"{last.status.label}: {last.error_message or 'no reason known'}"
+        last_failure = pairs.failures(point, side)[-1]
+        text = f"{last_failure.status.label}: {last_failure.error_message or 'no reason known'}"
         return GateOutcome.NOT_MEASURED, OpenReason(kind=WhyOpen.FAILED, side=side, text=text)
-    stopped = stopped or OpenReason(kind=WhyOpen.CHANCE)
-    is_measured = stopped.kind in (WhyOpen.TIME, WhyOpen.CHANCE)
-    return GateOutcome.UNDECIDED if is_measured else GateOutcome.NOT_MEASURED, stopped
+    reason = stopped or OpenReason(kind=WhyOpen.CHANCE)
+    if reason.kind in (WhyOpen.TIME, WhyOpen.CHANCE):
+        return GateOutcome.UNDECIDED, reason
+    # A side could not be set up or started.
+    return GateOutcome.NOT_MEASURED, reason
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _seconds(start: Start) -> float:
+def _duration_s(start: Start) -> float:
+    """Return how long a sweep took; 0 if its end is unknown."""
     end = start.run.finished_at or start.run.started_at
     return (end - start.run.started_at).total_seconds()
 
@@ -254,21 +261,24 @@ def _disturbances(starts: Sequence[Start]) -> list[Disturbance]:
         for row in start.rows.values():
             for doubt in row.doubts or ():
                 if doubt.kind.harm is Harm.DISTURBED:
+                    # Some kinds count as one disturbance, whatever their subjects are.
                     subject = "" if doubt.kind.merges_subjects else doubt.subject
                     groups.setdefault((doubt.kind, subject), []).append((doubt, row))
     disturbances = []
-    for members in groups.values():
-        worst, row = max(members, key=lambda member: member[0].excess)
-        run_ids = {disturbed_row.run_id for _, disturbed_row in members}
-        disturbances.append(Disturbance(doubt=worst, row=row, starts=len(run_ids)))
+    for doubts_and_rows in groups.values():
+        worst_doubt, row = max(doubts_and_rows, key=lambda doubt_and_row: doubt_and_row[0].excess)
+        run_ids = {disturbed_row.run_id for _, disturbed_row in doubts_and_rows}
+        disturbances.append(Disturbance(doubt=worst_doubt, row=row, starts=len(run_ids)))
     return sorted(disturbances, key=lambda disturbance: -disturbance.starts)
 
 
 def _clock_spread(starts: Sequence[Start]) -> float | None:
     """Return the largest relative difference of the SM clocks of a point between two starts."""
-    clocks: dict[str, list[float]] = {}
+    # point_id -> SM clock in MHz in each start.
+    clocks_mhz: dict[str, list[float]] = {}
     for start in starts:
         for point_id, row in start.rows.items():
             if row.sm_clock_mhz_p50:
-                clocks.setdefault(point_id, []).append(row.sm_clock_mhz_p50)
-    return max((max(mhz) / min(mhz) - 1 for mhz in clocks.values()), default=None)
+                clocks_mhz.setdefault(point_id, []).append(row.sm_clock_mhz_p50)
+    spreads = [max(clocks) / min(clocks) - 1 for clocks in clocks_mhz.values()]
+    return max(spreads, default=None)
