@@ -81,11 +81,12 @@ def message_of(error: BaseException) -> str:
     An error without a text gives `TypeName: no message`.
     """
     notes: list[str] = []
+    # An exception of a workload may have invalid notes.
     with suppress(Exception):
         if isinstance(error.__notes__, list):
             notes = [note for note in error.__notes__ if isinstance(note, str)]
-    lines = [_first_line(_text(error)) or brief(error), *filter(None, map(_first_line, notes))]
-    return shorten("; ".join(lines), MESSAGE_CHARACTERS)
+    first_lines = [_first_line(_text(error)) or brief(error), *map(_first_line, notes)]
+    return shorten("; ".join(filter(None, first_lines)), MESSAGE_CHARACTERS)
 
 
 def brief(error: BaseException) -> str:
@@ -173,4 +174,5 @@ def _text(error: BaseException) -> str:
 
 def _first_line(text: str) -> str:
     """Return the first line that is not blank."""
-    return next(iter(text.strip().splitlines()), "")
+    lines = text.strip().splitlines()
+    return lines[0] if lines else ""

@@ -63,8 +63,10 @@ def read_job(
 
 
 def _parse(job: JobSource, overrides: Sequence[str], *, on_cpu: bool) -> YamlSource:
+    """Return the source of a job, with its overrides."""
     if isinstance(job, Mapping):
         text = job_text({"version": 1, **job})
+        # With an option for the whole job, messages name the option and no line of a file.
         return parse_source(_NAME, text, overrides, {(): _NAME}, on_cpu=on_cpu)
     if isinstance(job, str | os.PathLike):
         return read_source(Path(job), overrides, on_cpu=on_cpu)

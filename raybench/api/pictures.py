@@ -72,16 +72,17 @@ def _rank_times(root: Path, data: RunData) -> list[RankTimes]:
     rows = heat_points(data.rows)
     columns = columns_of_a_map(rows)
     trials = Trials(data.points)
-    rounds_of = [[*trials.rounds(row).values()] for row in rows]
-    attempts = []
-    for rounds in rounds_of:
-        attempts += [(attempt.point_id, attempt.attempt) for attempt in rounds]
+    # For each row, its ok attempts: one of each round.
+    attempts_of_rows = [list(trials.rounds(row).values()) for row in rows]
+    attempt_keys = []
+    for attempts in attempts_of_rows:
+        attempt_keys += [(attempt.point_id, attempt.attempt) for attempt in attempts]
     run_id = data.run.run_id
     # A generator reads one attempt at a time: all samples may not fit into memory.
-    frames = reader.rows_of_attempts(root, "samples", run_id, attempts, SAMPLE_COLUMNS)
+    frames = reader.rows_of_attempts(root, "samples", run_id, attempt_keys, SAMPLE_COLUMNS)
     rank_times = []
-    for row, rounds in zip(rows, rounds_of, strict=True):
-        samples = [next(frames) for _ in rounds]
+    for row, attempts in zip(rows, attempts_of_rows, strict=True):
+        samples = [next(frames) for _ in attempts]
         if samples:
             times_ms, median_ms = rank_by_iteration(join_rounds(samples), columns)
             rank_times.append(RankTimes(row=row, times_ms=times_ms, median_ms=median_ms))

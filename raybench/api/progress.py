@@ -128,7 +128,7 @@ class PointProgress:
     def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
-            # The report follows on the same screen.
+            # An empty line separates the report, which follows on the same screen.
             self._console.print()
 
     def show(self, event: Event) -> None:
@@ -141,9 +141,10 @@ class PointProgress:
                 devices = formatting.counted(len(event.devices), "device")
                 self._print(f"heating {devices} for {event.heat_s:g} s", "")
         elif isinstance(event, PointHangs):
-            line = f"{self._number()}  {'hangs':<7}  {self._name(event.point)}"
+            line = f"{self._counter()}  {'hangs':<7}  {self._label(event.point)}"
             self._print(f"{line}  {formatting.plain(hang(event.verdict))}", "yellow")
         elif isinstance(event, RoundStarted):
+            # The trials of this round, and of the rounds after this round.
             self._total = self._done + len(event.trials) + event.later
             if event.trials:
                 self._print(f"round {event.round} of {event.rounds}", "")
@@ -156,7 +157,7 @@ class PointProgress:
             index: started for index, started in self._running.items() if index != event.index
         }
         record = event.record
-        line = f"{self._number()}  {self._outcome(record)}"
+        line = f"{self._counter()}  {self._outcome(record)}"
         if isinstance(event, PointRetried):
             self._print(f"{line} (tried once more)", "yellow")
             return
@@ -164,49 +165,54 @@ class PointProgress:
         if record.status is not Status.SKIPPED:
             self._measured += 1
             passed_s = time.monotonic() - self._began_s
+            # The estimated seconds of a point count as one more measured point.
             points = self._measured + 1 if self._estimated_s else self._measured
             self._pace_s = (passed_s + self._estimated_s) / points
-        left = "" if self._live else self._left()
-        self._print(f"{line}  {left}".rstrip(), _STYLES.get(record.status, "red"))
+        # On a terminal, the redrawn lines show the time left.
+        time_left = "" if self._live else self._time_left()
+        self._print(f"{line}  {time_left}".rstrip(), _STYLES.get(record.status, "red"))
 
     def _print(self, line: str, style: str) -> None:
+        """Print a line that stays; only a terminal shows the style."""
         self._console.print(Text(line, style=style if self._live else ""), soft_wrap=True)
 
     def picture(self) -> RenderableType:
         """Return the redrawn lines: as many running points as fit, and the counts."""
         running = list(self._running.values())
-        most = max(1, self._console.height - 4)
-        indent = " " * len(self._number())
-        lines = [
-            f"{indent}  {'runs':<7}  {self._name(event.point)}  {time.monotonic() - since_s:.0f} s"
-            for event, since_s in running[:most]
-        ]
-        if len(running) > most:
-            lines.append(f"and {len(running) - most} more are running")
-        lines.append(f"{self._done} of {self._total} points  {self._left()}")
+        # Leave room on the screen for the counts and for printed lines.
+        most_lines = max(1, self._console.height - 4)
+        indent = " " * len(self._counter())
+        lines = []
+        for event, started_s in running[:most_lines]:
+            duration_s = time.monotonic() - started_s
+            label = self._label(event.point)
+            lines.append(f"{indent}  {'runs':<7}  {label}  {duration_s:.0f} s")
+        if len(running) > most_lines:
+            lines.append(f"and {len(running) - most_lines} more are running")
+        lines.append(f"{self._done} of {self._total} points  {self._time_left()}")
         return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
     def line(self) -> str:
         """Return the progress as one line: the counts, a running point and the time left."""
         counts = f"{self._done} of {self._total} points"
-        running = [self._name(event.point) for event, _ in self._running.values()]
-        more = f" and {len(running) - 1} more" if len(running) > 1 else ""
-        runs = f"{running[0]}{more} runs" if running else ""
-        return "; ".join(filter(None, (counts, runs, self._left())))
+        labels = [self._label(event.point) for event, _ in self._running.values()]
+        more = f" and {len(labels) - 1} more" if len(labels) > 1 else ""
+        running = f"{labels[0]}{more} runs" if labels else ""
+        return "; ".join(filter(None, (counts, running, self._time_left())))
 
-    def _number(self) -> str:
+    def _counter(self) -> str:
         """Return the number of the point that finishes next, as `[3/12]`."""
         return f"[{self._done + 1:>{len(str(self._total))}}/{self._total}]"
 
-    def _left(self) -> str:
-        """Return `about 4 min left`; empty below a second."""
+    def _time_left(self) -> str:
+        """Return `about 4 min left`; "" below a second."""
         left_s = (self._total - self._done) * self._pace_s
         if left_s < 1:
             return ""
         duration = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
         return f"about {duration} left"
 
-    def _name(self, point: Point) -> str:
+    def _label(self, point: Point) -> str:
         """Return the settings of a point that vary, padded to columns; its id if none varies."""
         if self._name_of is not None:
             return self._name_of(point)
@@ -217,23 +223,28 @@ class PointProgress:
         """Return status and settings, then step time and rate, or the reason of the failure."""
         if record.status is Status.OK:
             columns = rate_columns(record, mean_step_ms(record))
-            rates = [(rate, getattr(columns, rate.name)) for rate in MAIN_RATES]
-            rate_text = next((formatting.rate(rate, value) for rate, value in rates if value), "")
+            rate_text = ""
+            # Show the first rate that the workload has, such as TFLOP/s or samples/s.
+            for metric in MAIN_RATES:
+                if value := getattr(columns, metric.name):
+                    rate_text = formatting.rate(metric, value)
+                    break
             outcome = f"{formatting.duration(typical_step_ms(record)):>9}  {rate_text}".rstrip()
         else:
             failure = formatting.plain(failure_of_record(record))
             outcome = formatting.cut_middle(failure, 300)
         outcome += " (control)" if record.control_of else ""
-        return "  ".join([f"{record.status.value:<7}", self._name(record.point), outcome])
+        return "  ".join([f"{record.status.value:<7}", self._label(record.point), outcome])
 
 
 def _show_setting(point: Point, name: str) -> str:
     """Return a setting as text, such as `ws 4`, `NAME=value` or `bf16`."""
     value = point.settings.get(name, "none")
-    label = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
     if name in point.env:
         return f"{name}={formatting.plain(point.env[name])}"
     # A text such as a precision needs no label; a number does.
     if isinstance(value, str):
         return formatting.plain(value)
-    return f"{label.get(name, formatting.heading(name))} {formatting.setting(name, value)}"
+    short_labels = {"world_size": "ws", "batch_size": "batch", "global_batch_size": "global batch"}
+    label = short_labels.get(name, formatting.heading(name))
+    return f"{label} {formatting.setting(name, value)}"

@@ -190,6 +190,7 @@ class RunResult:
         return load_health(self.results, self.run_id) or load_run_data(self.results, self.run_id)
 
     def _document(self, *, is_short: bool = True) -> RunReport | HealthReport:
+        """Return the report of a sweep, short or full, or of a health check."""
         from raybench.analysis.answer import decide
         from raybench.analysis.run_data import RunData
         from raybench.report.run_report import RunReport
@@ -212,18 +213,19 @@ class RunResult:
 
 
 def _side(runs: RunResult | str | Sequence[RunResult | str], results: Path) -> ComparedSide:
-    """Return a side of a comparison; runs given by name are looked up in `results`."""
+    """Return a side of a comparison; the folder `results` has the runs that are given by name."""
     if isinstance(runs, str):
         return find_side(results, runs)
-    stored: list[StoredRun] = []
-    for run in [runs] if isinstance(runs, RunResult) else runs:
+    runs_or_names = [runs] if isinstance(runs, RunResult) else runs
+    stored_runs: list[StoredRun] = []
+    for run in runs_or_names:
         if isinstance(run, RunResult):
-            stored.append(StoredRun(root=run.results, run_id=run.run_id))
+            stored_runs.append(StoredRun(root=run.results, run_id=run.run_id))
         else:
-            stored += find_side(results, run).runs
-    if not stored:
+            stored_runs += find_side(results, run).runs
+    if not stored_runs:
         raise UsageError("compare: a side needs a run, given an empty list")
-    return side_of(stored)
+    return side_of(stored_runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

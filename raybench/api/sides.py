@@ -77,7 +77,7 @@ def side_of(runs: Sequence[StoredRun], words: str = "") -> ComparedSide:
 
 
 def _runs_with_tag(results: Path, text: str) -> ComparedSide:
-    """Find the newest run with a tag, and earlier runs with the same tag and the same facts."""
+    """Find the newest run with a tag, and earlier runs with the tag, hardware and software."""
     from raybench.analysis.compare import lasting_changes
     from raybench.results import reader
 
@@ -86,27 +86,31 @@ def _runs_with_tag(results: Path, text: str) -> ComparedSide:
     runs = (StoredRun(root=results, run_id=run_id) for run_id in reversed(reader.run_ids(results)))
     newest = next((run for run in runs if run.has_tag(name, value)), None)
     if newest is None:
-        rows = reader.read_table(results, "runs", None, ("tags",))["tags"]
-        tags = [row or {} for row in rows.to_pylist(maps_as_pydicts="strict")]
-        names = sorted({f"{key}={tag}" for row in tags for key, tag in row.items()})
+        column = reader.read_table(results, "runs", None, ("tags",))["tags"]
+        known_tags: set[str] = set()
+        for tags_of_run in column.to_pylist(maps_as_pydicts="strict"):
+            known_tags |= {f"{key}={tag}" for key, tag in (tags_of_run or {}).items()}
+        names = sorted(known_tags)
         hint = f"there are: {', '.join(names[:5])}" if names else "no run has tags"
         raise ResultsError(f"{results}: no run with the tag {text!r}; {hint}")
     others = [run for run in islice(runs, _MOST_TAGGED) if run.has_tag(name, value)]
-    same_facts = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
+    # Compare only runs with the hardware and software of the newest run.
+    comparable_ids = {run.run_id for run in others if not lasting_changes(run.facts, newest.facts)}
     return ComparedSide(
         newest=newest,
         words=text,
         is_tag=True,
-        others=[run for run in reversed(others) if run.run_id in same_facts],
-        left_out=[run for run in others if run.run_id not in same_facts],
+        others=[run for run in reversed(others) if run.run_id in comparable_ids],
+        left_out=[run for run in others if run.run_id not in comparable_ids],
     )
 
 
 def check_apart(base: ComparedSide, new: ComparedSide) -> None:
     """Raise ResultsError if a run is on both sides."""
-    if both := base.ids & new.ids:
+    if runs_on_both := base.ids & new.ids:
+        first_id = min(run_id for _, run_id in runs_on_both)
         raise ResultsError(
-            f"{min(run_id for _, run_id in both)} is on both sides, {base.words} and {new.words}; "
+            f"{first_id} is on both sides, {base.words} and {new.words}; "
             "name different runs (`raybench list` shows them)"
         )
 
@@ -141,11 +145,13 @@ def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) ->
     new_points = [point_rows(run.points(POINT_COLUMNS)) for run in new.runs]
     base_data = load_run_data(base.newest.root, base.newest.run_id)
     new_data = load_run_data(new.newest.root, new.newest.run_id)
+    # run_id -> hardware and software that differs from the newest run of the side.
     left_out = {}
     for side in sides:
         for run in side.left_out:
             differences = lasting_changes(run.facts, side.newest.facts)
             left_out[run.run_id] = [change.fact for change in differences]
+    # ("BASE" or "NEW" and point_id, the doubt in words).
     impossible = []
     for name, data in (("BASE", base_data), ("NEW", new_data)):
         for row in data.rows:
@@ -190,6 +196,7 @@ def compare_health(
     from raybench.health.comparison import HealthComparison, trace_figures
 
     base, new = sides
+    # Ids of the runs.
     checks: list[str] = []
     others: list[str] = []
     for run in (*base.runs, *new.runs):

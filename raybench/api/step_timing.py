@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Limit of the whole measurement, as a multiple of the timed seconds. With a limit of 10 s, a step
 # of more than a third of a second gets fewer than 30 samples.
-_BUDGET = 10.0
+_LIMIT_FACTOR = 10.0
 
 
 class MeasureOptions(TypedDict, total=False):
@@ -73,7 +73,7 @@ def measure(
     """
     from raybench.workloads.functions import StepFunctions
 
-    _check(step, setup, items, workers, seconds)
+    _check_arguments(step, setup, items, workers, seconds)
     for name in options:
         if name not in MeasureOptions.__annotations__:
             raise TypeError(f"measure() got an unexpected keyword argument {name!r}")
@@ -81,7 +81,7 @@ def measure(
     if device not in get_args(DeviceChoice):
         raise UsageError(f"device: must be auto, cuda or cpu, given {quote(device)}")
     functions = StepFunctions(step=step, setup=setup)
-    job = _job(functions, items, workers or 1, seconds)
+    job = _make_job(items, workers or 1, seconds)
     if workers is None:
         if "address" in options:
             raise UsageError("address: goes with workers=N; this process needs no cluster")
@@ -142,8 +142,10 @@ class StepTiming:
         return [self.method, *(f"Doubt: {sentence(doubt)}" for doubt in self.doubts)]
 
 
-def _check(step: object, setup: object, items: object, workers: Any, seconds: Any) -> None:
-    """Raise UsageError for a wrong argument."""
+def _check_arguments(
+    step: object, setup: object, items: object, workers: Any, seconds: Any
+) -> None:
+    """Raise UsageError for a wrong argument of `measure`."""
     if not callable(step):
         raise UsageError(f"step: must be a function, given {quote(step)}")
     if setup is not None and not callable(setup):
@@ -157,6 +159,7 @@ def _check(step: object, setup: object, items: object, workers: Any, seconds: An
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a finite int or float."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -165,8 +168,8 @@ def _name_of(function: Callable[..., object]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _job(functions: StepFunctions, items: float | None, workers: int, seconds: float) -> Job:
-    """Return the job that measures the functions as one point."""
+def _make_job(items: float | None, workers: int, seconds: float) -> Job:
+    """Return a job with one point, whose workload calls functions."""
     from raybench.api.jobs import read_job
 
     workload: dict[str, Any] = {"kind": "function"}
@@ -178,7 +181,7 @@ def _job(functions: StepFunctions, items: float | None, workers: int, seconds: f
             "workload": workload,
             "matrix": {"world_size": [workers]},
             "baseline": {},
-            "measure": {"seconds": float(seconds), "max_seconds": _BUDGET * seconds},
+            "measure": {"seconds": float(seconds), "max_seconds": _LIMIT_FACTOR * seconds},
         }
     )
     return job
@@ -205,15 +208,18 @@ def _time_here(
     (point,) = make_plan(job).points
     started_at = datetime.now(UTC)
     items = cast("float | None", job.workload.parameters.get("items_per_step"))
-    answers, devices = time_here(functions, items, job.measure, device, flush_l2=flush_l2)
+    outcome, devices = time_here(functions, items, job.measure, device, flush_l2=flush_l2)
+    # All ranks of torch.distributed take part, one on each device.
     attempt = Attempt(index=0, point=replace(point, world_size=len(devices)), number=1)
     running = RunningAttempt(attempt=attempt, devices=devices, started_at=started_at)
-    running.outcome = answers
+    running.outcome = outcome
     record = make_record(running)
     if not record.measurements:
         raise StepError(f"{_name_of(functions.step)}: {record.error_message}")
+    # The measurement is no run, so its rows have no run_id.
     row = point_row("", record, job.measure)
-    return _timing(functions, row, timed_samples(sample_columns("", record)), flush_l2=flush_l2)
+    samples = timed_samples(sample_columns("", record))
+    return _make_timing(functions, row, samples, flush_l2=flush_l2)
 
 
 def _time_on_workers(
@@ -238,32 +244,33 @@ def _time_on_workers(
             f"{name}: cannot be sent to workers: {brief(error)}; make what it needs in setup"
         ) from error
     with tempfile.TemporaryDirectory(prefix="raybench-measure-") as folder:
-        where = target(folder, device, address, {})
-        start = start_run(
+        run_target = target(folder, device, address, {})
+        run_state = start_run(
             job,
             make_plan(job),
             argv=["raybench.measure", name],
             tags={},
             resume_command=lambda _: "raybench.measure",
         )
-        assert start.code is not None
-        start = replace(start, code=replace(start.code, functions=pickled))
-        run = carry_out(job, start, where, listener_here())
+        assert run_state.code is not None
+        run_state = replace(run_state, code=replace(run_state.code, functions=pickled))
+        run = carry_out(job, run_state, run_target, listener_here())
         rows = point_rows(reader.load_table(folder, "points", run.run_id))
         samples = reader.load_table(folder, "samples", run.run_id)
+    # The last attempt at the only point; no row if an interrupt came first.
     row = rows[-1] if rows else None
     if row is None or row.status == "cancelled":
         raise KeyboardInterrupt
     if row.status != "ok":
         detail = f"\n{row.error_detail}" if row.error_detail else ""
         raise StepError(f"{name}: {failure_of_row(row)}{detail}")
-    return _timing(functions, row, timed_samples(samples), flush_l2=False)
+    return _make_timing(functions, row, timed_samples(samples), flush_l2=False)
 
 
-def _timing(
+def _make_timing(
     functions: StepFunctions, row: PointRow, samples: pd.DataFrame, *, flush_l2: bool
 ) -> StepTiming:
-    """Make the result from the row and the samples of the measured point."""
+    """Return the result from the row and the samples of the measured point."""
     from raybench.report.words.doubts import doubt_words
 
     low, high = row.step_ms_ci_low, row.step_ms_ci_high
@@ -283,14 +290,14 @@ def method_words(row: PointRow, *, flush_l2: bool) -> str:
     """Return how a step was timed, in a sentence."""
     from raybench.report.formatting import counted
 
-    inner, count = row.inner_iterations or 1, row.iterations or 0
-    steps = "a step" if inner == 1 else f"{inner} steps"
-    on = f"{counted(row.world_size, 'rank')} of {row.device_name}"
+    steps_per_sample, sample_count = row.inner_iterations or 1, row.iterations or 0
+    steps = "a step" if steps_per_sample == 1 else f"{steps_per_sample} steps"
+    ranks = f"{counted(row.world_size, 'rank')} of {row.device_name}"
     if row.device_type == "cuda":
         clock = "CUDA events"
         cache = "flushed before each step" if flush_l2 else "not flushed"
         end = f"; the L2 cache was {cache}"
     else:
         clock, end = "time.perf_counter_ns", ""
-    samples = f"{count:,} samples of {steps} by {clock} on {on}"
+    samples = f"{sample_count:,} samples of {steps} by {clock} on {ranks}"
     return f"{samples}, after {counted(row.warmup_iterations or 0, 'step')} of warm-up{end}."

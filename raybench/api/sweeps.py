@@ -81,12 +81,12 @@ def sweep(
     from raybench.job.plan import make_plan, select_points
     from raybench.sweep.run_state import start_run
 
-    where = target(results, device, address, options)
+    run_target = target(results, device, address, options)
     checked_job, cpu_line = read_job(job, set, device=device, address=address)
     plan = make_plan(checked_job)
     if filter is not None:
         plan = replace(plan, points=select_points(plan.points, filter, "filter"))
-    # A dict has no file that a command could name.
+    # The command that is stored with the run. A dict has no file that a command could name.
     if isinstance(job, Mapping):
         words = ["raybench.sweep", "job"]
     else:
@@ -97,14 +97,15 @@ def sweep(
             arguments.append(f"--{name}={value}")
 
     def resume_command(run_id: str) -> str:
-        folder = [] if where.output == Path("results") else ["-o", str(where.output)]
-        resumed_arguments = (*arguments, *folder, "--resume", run_id)
+        output = run_target.output
+        output_words = [] if output == Path("results") else ["-o", str(output)]
+        resume_words = (*arguments, *output_words, "--resume", run_id)
         if isinstance(job, Mapping):
-            resumed = command("sweep", "job.yaml", *resumed_arguments)
+            resumed = command("sweep", "job.yaml", *resume_words)
             return f"save the job as job.yaml, then: {resumed}"
-        return command("sweep", os.fspath(job), *resumed_arguments)
+        return command("sweep", os.fspath(job), *resume_words)
 
-    start = start_run(
+    run_state = start_run(
         checked_job,
         plan,
         argv=[*words, *arguments],
@@ -114,8 +115,8 @@ def sweep(
     listener = listener_here()
     if cpu_line:
         listener.tell(cpu_line)
-    run = carry_out(checked_job, start, where, listener)
-    return RunResult(results=where.output, run_id=run.run_id)
+    run = carry_out(checked_job, run_state, run_target, listener)
+    return RunResult(results=run_target.output, run_id=run.run_id)
 
 
 def target(
@@ -185,7 +186,7 @@ def carry_out(job: Job, start: RunState, where: RunTarget, listener: Listener) -
 
 
 def _compact_points(start: RunState, root: Path, listener: Listener) -> None:
-    """Put the points of a run into one part, if they are in many parts."""
+    """Put the table `points` of a run into one file, if the table has many files (parts)."""
     from raybench.results.columns import parts_of
     from raybench.results.writer import compact_points, hold_run
 
@@ -197,5 +198,5 @@ def _compact_points(start: RunState, root: Path, listener: Listener) -> None:
         with nullcontext() if start.is_resumed else hold_run(root, run_id):
             compact_points(root, run_id)
     except ResultsError as error:
-        again = command("compact", run_id, "--results", str(root))
-        listener.tell(f"the points stay in many parts: {error}; put them together: {again}")
+        compact = command("compact", run_id, "--results", str(root))
+        listener.tell(f"the points stay in many parts: {error}; put them together: {compact}")
