@@ -46,11 +46,12 @@ def show_phase(console: Console, what: str) -> Iterator[None]:
 class ConsoleListener:
     """Shows messages, spinners and progress on a console."""
 
-    # `PointProgress` has the meaning of `name_of` and `trials_s`.
     def __init__(
         self,
         console: Console,
+        # Returns the name of a point; by default the settings that vary name the point.
         name_of: Callable[[Point], str] | None = None,
+        # Estimated duration of all trials.
         trials_s: float | None = None,
     ) -> None:
         self._console = console

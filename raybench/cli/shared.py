@@ -473,6 +473,7 @@ def table_text(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """
     from raybench.report.documents import SETTING_CHARS, ShownColumn, Table, render_text
 
+    # A column without `min_chars` is never folded.
     columns = (
         ShownColumn(
             title=title,

@@ -137,7 +137,7 @@ class _PointSettings(NamedTuple):
 
 
 def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
-    """Return the settings of each point, and the entries of `exclude` that match no point."""
+    """Return the settings of each point, and the numbers of `exclude` entries without a point."""
     defaults = {
         name: setting.accept(setting.default)
         for name, setting in job.settings.items()
@@ -167,9 +167,8 @@ def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
                 _, size_path = combination[name]
                 break
         all_settings.append(_PointSettings(values, path, size_path))
-    return all_settings, [
-        number for number in range(len(excluded)) if number not in matching_entries
-    ]
+    unused_entries = [number for number in range(len(excluded)) if number not in matching_entries]
+    return all_settings, unused_entries
 
 
 def _matches(values: Mapping[str, Scalar], entry: Mapping[str, Sequence[Scalar]]) -> bool:
