@@ -179,7 +179,7 @@ def _list_table(
     answer: RunAnswer, values: Sequence[AnswerValue], names: Sequence[str], heading: str
 ) -> AnswerTable:
     """Return the values as a sorted list, each with its interval and its step time."""
-    ranks, unit = answer.data.ranks, formatting.unit_of(answer.data.rows)
+    ranks_noun, unit = answer.data.ranks, formatting.unit_of(answer.data.rows)
     shown = sorted(values, key=lambda value: -value.order)[:MOST_ROWS]
     columns = [
         ShownColumn(title="", is_text=True),
@@ -193,7 +193,7 @@ def _list_table(
         half = "" if value.half_width is None else formatting.half_width(value.half_width)
         step = formatting.time_in(unit, value.row.step_ms_p50)
         rate = formatting.number(value.row.throughput)
-        rows.append((short_name(value.row, names, ranks), value.text, half, step, rate))
+        rows.append((short_name(value.row, names, ranks_noun), value.text, half, step, rate))
     # Columns without a value, and a second column with the same title, are left out.
     kept: dict[str, int] = {}
     for index, column in enumerate(columns):
@@ -205,12 +205,14 @@ def _list_table(
     table = Table(
         columns=tuple(columns[index] for index in kept.values()), rows=tuple(cells), kind=heading
     )
-    has_plain = any(short_name(value.row, names, ranks) == "plain" for value in shown)
+    has_plain = any(short_name(value.row, names, ranks_noun) == "plain" for value in shown)
     return AnswerTable(
         table=table,
         left_out=len(values) - len(shown),
         has_wide=any(value.is_wide for value in shown),
-        plain=_plain_switches([value.row for value in shown], names, ranks) if has_plain else (),
+        plain=_plain_switches([value.row for value in shown], names, ranks_noun)
+        if has_plain
+        else (),
     )
 
 
@@ -261,16 +263,18 @@ def _cross_table(
     return AnswerTable(table=table, left_out=0, has_wide=has_wide, plain=plain)
 
 
-def _plain_switches(rows: Sequence[ScaledRow], names: Sequence[str], ranks: str) -> tuple[str, ...]:
+def _plain_switches(
+    rows: Sequence[ScaledRow], names: Sequence[str], ranks_noun: str
+) -> tuple[str, ...]:
     """Return the switches among these settings; () if no row is named `plain`."""
-    has_plain = any(_is_plain(row, names, ranks) for row in rows)
+    has_plain = any(_is_plain(row, names, ranks_noun) for row in rows)
     return _switches(rows, names) if has_plain else ()
 
 
-def _is_plain(row: ScaledRow, names: Sequence[str], ranks: str) -> bool:
+def _is_plain(row: ScaledRow, names: Sequence[str], ranks_noun: str) -> bool:
     """Return whether all switches among the settings are off in a row."""
     switch_values = {str(setting_of(row, name)).lower() for name in names} & {"true", "false"}
-    return switch_values == {"false"} or short_name(row, names, ranks) == "plain"
+    return switch_values == {"false"} or short_name(row, names, ranks_noun) == "plain"
 
 
 def _cross_layout(
@@ -295,33 +299,33 @@ def _cross_layout(
 
 
 def _table_of_layout(answer: RunAnswer, layout: _CrossLayout, heading: str) -> Table:
-    ranks = answer.data.ranks
+    ranks_noun = answer.data.ranks
     heads = []
     for text in layout.heads:
         first = next(cells[text] for cells in layout.cells.values() if text in cells)
-        heads.append(_column_head(first.row, layout.column_setting, ranks))
+        heads.append(_column_head(first.row, layout.column_setting, ranks_noun))
     rows = []
     for cells in layout.cells.values():
         first = next(iter(cells.values()))
         texts = [cells[text].text if text in cells else "" for text in layout.heads]
-        rows.append((_row_label(first.row, layout.row_settings, ranks), *texts))
+        rows.append((_row_label(first.row, layout.row_settings, ranks_noun), *texts))
     columns = [ShownColumn(title="", is_text=True), *(ShownColumn(title=head) for head in heads)]
     return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
 
 
-def _row_label(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
+def _row_label(row: ScaledRow, names: Sequence[str], ranks_noun: str) -> str:
     """Return the settings of a row, with `plain` if all its switches are off."""
-    label = short_name(row, names, ranks)
-    return f"{label}, plain" if _is_plain(row, names, ranks) and label != "plain" else label
+    label = short_name(row, names, ranks_noun)
+    return f"{label}, plain" if _is_plain(row, names, ranks_noun) and label != "plain" else label
 
 
-def _column_head(row: ScaledRow, name: str, ranks: str) -> str:
+def _column_head(row: ScaledRow, name: str, ranks_noun: str) -> str:
     """Return the value of a setting as a heading; a number needs the name of its setting."""
     value = setting_of(row, name)
     if str(value).lower() in ("true", "false"):
         return f"{formatting.heading(name)}={str(value).lower()}"
     is_word = isinstance(value, str) and not is_numeric([row], name)
-    return setting_cell(row, name) if is_word else short_name(row, [name], ranks)
+    return setting_cell(row, name) if is_word else short_name(row, [name], ranks_noun)
 
 
 def _table_chars(table: Table) -> int:

@@ -407,7 +407,7 @@ class Comparison(Document):
 
     def _setting_columns(self) -> list[ColumnOf[Any]]:
         """Return the columns of settings that vary or that separate the sides."""
-        columns = setting_columns(self.compared, ranks=self.ranks)
+        columns = setting_columns(self.compared, ranks_noun=self.ranks)
         varying_names = varying(self.compared)
         separating = [name for name in self._separating_settings if name not in varying_names]
         return [*columns, *setting_columns(self.compared, separating, self.ranks)]

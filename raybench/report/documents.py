@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from raybench.report.formatting import Unit
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
+# Default width of a terminal in characters.
 WIDTH = 80
 # Characters that may be markup of Markdown or HTML.
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!&@$])")
@@ -167,15 +169,21 @@ Block = Line | Listing | Table | Legend
 ColumnOf = tuple[ShownColumn, Callable[[T], str | Cell]]
 
 
-def column(title: str, cell: Callable[[T], str | Cell], **fields: Any) -> ColumnOf[T]:
+def column(title: str, make_cell: Callable[[T], str | Cell], **fields: Any) -> ColumnOf[T]:
     """Return a column for `make_table`.
 
     Args:
         title: the heading.
-        cell: makes the cell of an item.
+        make_cell: makes the cell of an item.
         fields: other fields of `ShownColumn`.
     """
-    return ShownColumn(title=title, **fields), cell
+    return ShownColumn(title=title, **fields), make_cell
+
+
+def adapt_column(column_of_part: ColumnOf[T], part_of: Callable[[Item], T]) -> ColumnOf[Item]:
+    """Return a column for larger items; its cells show `part_of(item)`."""
+    shown_column, make_cell = column_of_part
+    return shown_column, lambda item: make_cell(part_of(item))
 
 
 def text_of(cell: str | Cell) -> str:
@@ -184,7 +192,7 @@ def text_of(cell: str | Cell) -> str:
 
 
 def make_table(
-    rows: Sequence[T],
+    items: Sequence[T],
     columns: Iterable[ColumnOf[T]],
     *,
     subject: str = "",
@@ -192,15 +200,16 @@ def make_table(
     note: str = "",
 ) -> Table:
     """Return a table with a row for each item; empty columns are left out, except settings."""
-    kept = []
+    shown_columns = []
     cells_of_columns = []
-    for column, cell in columns:
-        cells = [cell(row) for row in rows]
-        if column.is_setting or any(map(text_of, cells)):
-            kept.append(column)
+    for column, make_cell in columns:
+        cells = [make_cell(item) for item in items]
+        is_empty = not any(map(text_of, cells))
+        if column.is_setting or not is_empty:
+            shown_columns.append(column)
             cells_of_columns.append(cells)
     return Table(
-        columns=tuple(kept),
+        columns=tuple(shown_columns),
         rows=tuple(zip(*cells_of_columns, strict=True)),
         subject=subject,
         kind=kind,
@@ -209,7 +218,7 @@ def make_table(
 
 
 def legends(tables: Iterable[Table]) -> Iterator[list[tuple[str, str]]]:
-    """Yield the legend of each table, without the entries of earlier legends."""
+    """Yield the (heading, meaning) of each table, without the entries of earlier tables."""
     earlier: set[tuple[str, str]] = set()
     for table in tables:
         new = [entry for entry in table.legend() if entry not in earlier]
@@ -219,8 +228,11 @@ def legends(tables: Iterable[Table]) -> Iterator[list[tuple[str, str]]]:
 
 def legend_paragraphs(tables: Iterable[Table]) -> Iterator[str]:
     """Yield the legends of tables as paragraphs, each entry once."""
-    for legend in filter(None, legends(tables)):
-        yield " ".join(": ".join(filter(None, entry)) for entry in legend)
+    for legend in legends(tables):
+        # The note of a table has no heading.
+        entries = [f"{title}: {text}" if title else text for title, text in legend]
+        if entries:
+            yield " ".join(entries)
 
 
 def metric_column(
@@ -238,10 +250,11 @@ def metric_column(
     meaning = metric.meaning or metric.description
     for name, text in placeholders.items():
         meaning = meaning.replace(f"{{{name}}}", text)
-    is_rate = metric.name == "throughput" and "items" in placeholders
-    heading = f"{metric.title} {unit.name}" if metric.format == "time" else metric.title
+    title = f"{metric.title} {unit.name}" if metric.format == "time" else metric.title
+    if metric.name == "throughput" and "items" in placeholders:
+        title = f"{placeholders['items']}/s"
     return ShownColumn(
-        title=f"{placeholders['items']}/s" if is_rate else heading,
+        title=title,
         meaning=meaning.removesuffix("."),
         drop=drop,
     )
@@ -285,13 +298,14 @@ def format_document(
     if kind == "md":
         heading = [f"## {escape(document.title)}"] if document.title else []
         return "\n\n".join([*heading, *_markdown(document.blocks())]) + "\n"
-    head = [Line(text=document.title, tone=document.tone)] if document.title else []
-    return render_text([*head, *document.blocks()], width=width, color=color)
+    title_lines = [Line(text=document.title, tone=document.tone)] if document.title else []
+    return render_text([*title_lines, *document.blocks()], width=width, color=color)
 
 
 def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
     """Yield each block as paragraphs, a list or a table of GitHub-flavoured Markdown."""
     blocks = list(blocks)
+    # Tables with a legend come first, so each of them takes the next legend.
     table_legends = legends(_tables_before_legend(blocks))
     for block in blocks:
         match block:
@@ -308,8 +322,8 @@ def _markdown(blocks: Iterable[Block]) -> Iterator[str]:
                     yield "### " + escape(block.title)
                 yield "\n".join(markdown_rows(block))
                 legend = next(table_legends, [])
-                items = [f"* {escape(head)}: {escape(text)}" for head, text in legend if head]
-                notes = [escape(text) for head, text in legend if not head]
+                items = [f"* {escape(title)}: {escape(text)}" for title, text in legend if title]
+                notes = [escape(text) for title, text in legend if not title]
                 yield from filter(None, ["\n".join(items), *notes])
 
 
@@ -323,10 +337,10 @@ def markdown_rows(table: Table) -> Iterator[str]:
 
 
 def _tables_before_legend(blocks: Sequence[Block]) -> list[Table]:
-    """Return the tables before the last `Legend`, which explain their columns."""
-    indexes = [index for index, block in enumerate(blocks) if isinstance(block, Legend)]
-    last = max(indexes, default=0)
-    return [block for block in blocks[:last] if isinstance(block, Table)]
+    """Return the tables before the last `Legend` block; only their columns are explained."""
+    legend_indexes = [index for index, block in enumerate(blocks) if isinstance(block, Legend)]
+    end = max(legend_indexes, default=0)
+    return [block for block in blocks[:end] if isinstance(block, Table)]
 
 
 def escape(text: str) -> str:
@@ -337,9 +351,12 @@ def escape(text: str) -> str:
 def code(text: str) -> str:
     """Return the text on one line as a code span of Markdown; in tables, | would end the cell."""
     line = plain(text)
-    longest = max((len(run) for run in _BACKTICKS.findall(line)), default=0)
-    fence = "`" * (longest + 1)
-    pad = " " if not line or line != line.strip("`") else ""
+    # A fence must be longer than each run of backticks in the text.
+    longest_run = max((len(run) for run in _BACKTICKS.findall(line)), default=0)
+    fence = "`" * (longest_run + 1)
+    # A blank separates the fence from a backtick at an end of the text.
+    touches_fence = not line or line != line.strip("`")
+    pad = " " if touches_fence else ""
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
@@ -377,7 +394,7 @@ def jsonable(value: Any) -> Any:
         TypeError: the value contains NA of pandas; `records` removes it.
     """
     if isinstance(value, str | bool | int) or value is None:
-        return value.value if isinstance(value, Enum) else value
+        return value.value if isinstance(value, Enum) else value  # members of StrEnum and IntEnum
     if isinstance(value, Mapping):
         return {str(name): jsonable(item) for name, item in value.items()}
     if is_dataclass(value):
@@ -386,7 +403,7 @@ def jsonable(value: Any) -> Any:
         return [jsonable(item) for item in value]
     if hasattr(value, "tolist"):
         return jsonable(value.tolist())
-    is_nan = value != value
+    is_nan = value != value  # also finds NaT
     if is_nan or (isinstance(value, float) and math.isinf(value)):
         return None
     return value.isoformat() if isinstance(value, datetime) else value
@@ -450,25 +467,26 @@ _FIXED_BLANK = "\ue000"
 
 
 def _fix_units(text: str) -> str:
-    """Return a text on one line that rich does not fold between a number and its unit."""
+    """Return a text on one line; rich then does not fold between a number and its unit."""
     return _UNIT.sub(_FIXED_BLANK, one_line(text))
 
 
 def _renderables(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
     """Yield what rich draws for each block, with blank lines between the blocks."""
     blocks = list(blocks)
-    # The tables with a legend come first.
-    with_legend = [fit(table, width) for table in _tables_before_legend(blocks)]
-    table_legends = legends(table for table, _ in with_legend)
-    next_with_legend = iter(with_legend)
+    # (table, titles of columns left out). Tables with a legend come before all other tables.
+    fitted_with_legend = [fit(table, width) for table in _tables_before_legend(blocks)]
+    table_legends = legends(table for table, _ in fitted_with_legend)
+    next_with_legend = iter(fitted_with_legend)
     for index, block in enumerate(blocks):
-        if index and not isinstance(block, Legend) and getattr(block, "is_apart", True):
+        # Only a `Line` can follow without a blank line. A `Legend` makes its own blank line.
+        is_apart = getattr(block, "is_apart", True)
+        if index and not isinstance(block, Legend) and is_apart:
             yield Text("")
         match block:
             case Line():
-                style, whole = _STYLES[block.tone], block.is_whole or None
                 text = one_line(block.text) if block.is_whole else _fix_units(block.text)
-                yield Text(text, style=style, no_wrap=whole)
+                yield Text(text, style=_STYLES[block.tone], no_wrap=block.is_whole or None)
             case Listing():
                 yield from _listing_renderables(block, width)
             case Table():
@@ -478,13 +496,15 @@ def _renderables(blocks: Iterable[Block], width: int) -> Iterator[RenderableType
                 if legend := next(table_legends, []):
                     yield from (Text(""), *_legend_renderables(legend))
             case Legend():
-                hidden = dict.fromkeys(chain.from_iterable(titles for _, titles in with_legend))
-                if hidden:
-                    left_out = (
-                        f"Left out to fit {width} columns: {', '.join(hidden)}. A wider terminal "
+                left_out: dict[str, None] = {}  # titles, each once
+                for _, titles in fitted_with_legend:
+                    left_out |= dict.fromkeys(titles)
+                if left_out:
+                    text = (
+                        f"Left out to fit {width} columns: {', '.join(left_out)}. A wider terminal "
                         "or `--format md` shows them."
                     )
-                    yield from (Text(""), Text(_fix_units(left_out), style="dim"))
+                    yield from (Text(""), Text(_fix_units(text), style="dim"))
 
 
 def _legend_renderables(legend: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
@@ -492,12 +512,12 @@ def _legend_renderables(legend: Sequence[tuple[str, str]]) -> Iterator[Renderabl
     grid = RichTable.grid(padding=(0, _GAP, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    for head, text in legend:
-        if head:
-            grid.add_row(Text(one_line(head), style="dim"), Text(_fix_units(text), style="dim"))
+    for title, text in legend:
+        if title:
+            grid.add_row(Text(one_line(title), style="dim"), Text(_fix_units(text), style="dim"))
     if grid.row_count:
         yield grid
-    yield from (Text(_fix_units(text), style="dim") for head, text in legend if not head)
+    yield from (Text(_fix_units(text), style="dim") for title, text in legend if not title)
 
 
 def _title_lines(title: str) -> list[Text]:
@@ -508,13 +528,13 @@ def _listing_renderables(block: Listing, width: int) -> Iterator[RenderableType]
     """Yield the title, then texts beside their names, or below long names."""
     yield from _title_lines(block.title)
     lines = [(one_line(name), _fix_units(text)) for name, text in block.lines]
-    longest = max((cell_len(name) for name, _ in lines), default=0)
+    longest_name = max((cell_len(name) for name, _ in lines), default=0)
     if not lines:
         yield Text(one_line(block.otherwise))
-    elif longest > _WIDEST_NAMES * min(width, _PROSE_WIDTH):
+    elif longest_name > _WIDEST_NAMES * min(width, _PROSE_WIDTH):
         for name, text in lines:
             yield Text(name)
-            yield Padding(Text(text, overflow="fold"), (0, 0, 0, 2))
+            yield Padding(Text(text, overflow="fold"), (0, 0, 0, 2))  # top, right, bottom, left
     else:
         table = RichTable.grid(padding=(0, _GAP, 0, 0))
         table.add_column(no_wrap=True, justify="left" if block.is_quoted else "right")
@@ -552,11 +572,13 @@ def _min_table_chars(table: Table) -> int:
 
 def _min_column_chars(table: Table) -> list[int]:
     """Return the least width of each column: its longest cell, or less if cells may fold."""
-    columns_of_texts = zip(*table.texts, strict=True) if table.rows else [()] * len(table.columns)
     widths = []
-    for column, texts in zip(table.columns, columns_of_texts, strict=True):
+    texts_of_rows = table.texts
+    for index, column in enumerate(table.columns):
+        texts = [row[index] for row in texts_of_rows]
         heading = max(map(len, _heading_lines(column, texts)))
         longest = max((cell_len(text) for text in texts), default=0)
+        # Cells of a column with `min_chars` may fold.
         least = longest if column.min_chars is None else min(longest, column.min_chars)
         widths.append(max(heading, least))
     return widths
@@ -567,11 +589,11 @@ def _heading_lines(column: ShownColumn, texts: Iterable[str]) -> list[str]:
     title = one_line(column.title)
     if column.min_chars is None:
         return [title]
-    most = max((column.min_chars, *map(len, texts)))
+    most_chars = max((column.min_chars, *map(len, texts)))
     lines = [""]
     # `world_size` has the words `world_` and `size`.
     for word in re.findall(r"[^_\s]*_+|[^_\s]+\s*|\s+", title):
-        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > most:
+        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > most_chars:
             lines.append("")
         lines[-1] += word
     return [text.rstrip() for text in lines]
@@ -591,8 +613,9 @@ def _grid(table: Table, width: int) -> RichTable:
         width=min_width if min_width > width else None,
         show_header=any(table.titles),
     )
-    columns_of_texts = list(zip(*table.texts, strict=True)) or [()] * len(widths)
-    for column, chars, texts in zip(table.columns, widths, columns_of_texts, strict=True):
+    texts_of_rows = table.texts
+    for index, (column, chars) in enumerate(zip(table.columns, widths, strict=True)):
+        texts = [row[index] for row in texts_of_rows]
         grid.add_column(
             Text("\n".join(_heading_lines(column, texts))),
             justify="left" if column.is_text else "right",
@@ -603,14 +626,20 @@ def _grid(table: Table, width: int) -> RichTable:
 
     def style_and_fit(row: tuple[str | Cell, ...]) -> tuple[str, bool]:
         """Return the style of a row, and whether its cells need no folding."""
-        tones = (cell.tone for cell in row if isinstance(cell, Cell) and cell.tone != "plain")
-        fits = all(cell_len(text_of(c)) <= chars for c, chars in zip(row, widths, strict=True))
-        return _STYLES[next(tones, "plain")], fits
+        tone: Tone = "plain"
+        fits = True
+        for cell, chars in zip(row, widths, strict=True):
+            # The first cell with a tone colours the row.
+            if isinstance(cell, Cell) and tone == "plain":
+                tone = cell.tone
+            fits = fits and cell_len(text_of(cell)) <= chars
+        return _STYLES[tone], fits
 
     for (style, fits), group in groupby(table.rows, style_and_fit):
         rows = list(group)
         # Rows that need no folding are drawn as one row, which looks the same and is much faster.
-        for block in [rows] if fits else [[row] for row in rows]:
+        blocks_of_rows = [rows] if fits else [[row] for row in rows]
+        for block in blocks_of_rows:
             cells = [Text("\n".join(texts)) for texts in _texts_by_column(block)]
             grid.add_row(*cells, style=style)
     return grid
@@ -618,8 +647,8 @@ def _grid(table: Table, width: int) -> RichTable:
 
 def _texts_by_column(rows: Sequence[tuple[str | Cell, ...]]) -> list[list[str]]:
     """Return the texts of each column."""
-    texts: list[list[str]] = [[] for _ in rows[0]]
+    texts_of_columns: list[list[str]] = [[] for _ in rows[0]]
     for row in rows:
-        for column, cell in zip(texts, row, strict=True):
-            column.append(one_line(text_of(cell)))
-    return texts
+        for texts, cell in zip(texts_of_columns, row, strict=True):
+            texts.append(one_line(text_of(cell)))
+    return texts_of_columns

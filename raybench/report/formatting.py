@@ -44,9 +44,12 @@ def cut_end(text: str, most: int) -> str:
 
 def cut_middle(text: str, most: int) -> str:
     """Return a text of at most `most` characters (3 or more); `…` replaces its middle."""
+    if len(text) <= most:
+        return text
     # The end of an error message, which says what to do, keeps two thirds of the room.
-    start = (most - 1) // 3
-    return text if len(text) <= most else f"{text[:start]}…{text[start + 1 - most :]}"
+    start_chars = (most - 1) // 3
+    end_chars = most - 1 - start_chars
+    return f"{text[:start_chars]}…{text[-end_chars:]}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -62,7 +65,8 @@ def span(*texts: str) -> str:
 def share_words(low: float, high: float | None = None, digits: int = 0) -> str:
     """Return one share or a range as percentages for a sentence: `73 %`, `73 to 78 %`."""
     shares = (low,) if high is None else (low, high)
-    return span(*(f"{100 * share:z.{digits}f}" for share in shares)) + " %"
+    percentages = [f"{100 * share:z.{digits}f}" for share in shares]
+    return f"{span(*percentages)} %"
 
 
 def interval_words(share: float) -> str:
@@ -151,9 +155,12 @@ def is_short(time_ms: float | None) -> bool:
 
 def step_uncertainty(row: PointRow) -> float | None:
     """Return half of the 95 % interval of the step as a share; None for fewer than two rounds."""
+    # Points of a single round lack these columns.
     low, high = getattr(row, "step_ms_low", None), getattr(row, "step_ms_high", None)
-    value = row.step_ms_p50
-    return None if low is None or high is None or not value else (high - low) / 2 / value
+    step_ms = row.step_ms_p50
+    if low is None or high is None or not step_ms:
+        return None
+    return (high - low) / 2 / step_ms
 
 
 def _plus_minus(row: PointRow) -> str:
@@ -244,7 +251,9 @@ def size(count: float | None) -> str:
     if not has_value(count):
         return ""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
-    power = min(max(0, int(count).bit_length() - 1) // 10, len(units) - 1)
+    # Each unit is 2**10 of the unit before.
+    highest_bit = max(0, int(count).bit_length() - 1)
+    power = min(highest_bit // 10, len(units) - 1)
     return f"{count / 2 ** (10 * power):.4g} {units[power]}"
 
 
@@ -261,16 +270,16 @@ def heading(name: str) -> str:
     return name.removesuffix("_bytes")
 
 
-def setting_words(name: str, value: Any, ranks: str) -> str:
+def setting_words(name: str, value: Any, ranks_noun: str) -> str:
     """Return a setting for a sentence: `4 GPUs`, `batch 64`, `bf16` or `hidden=8`.
 
     Args:
         name: name of the setting.
         value: not None.
-        ranks: `GPUs` or `workers`.
+        ranks_noun: `GPUs` or `workers`.
     """
     if name == "world_size":
-        return ranks_words(int(value), ranks)
+        return ranks_words(int(value), ranks_noun)
     text = setting(name, value)
     if name == "batch":
         return f"batch {int(text):,}" if text.isdecimal() else f"batch {text}"
@@ -278,14 +287,14 @@ def setting_words(name: str, value: Any, ranks: str) -> str:
     return text if needs_no_name else f"{heading(name)}={text}"
 
 
-def words_of_settings(values: Mapping[str, Any], ranks: str) -> str:
+def words_of_settings(values: Mapping[str, Any], ranks_noun: str) -> str:
     """Return settings for a sentence: `bf16, batch 64, 4 GPUs`."""
-    return ", ".join(setting_words(name, value, ranks) for name, value in values.items())
+    return ", ".join(setting_words(name, value, ranks_noun) for name, value in values.items())
 
 
-def ranks_words(count: int, ranks: str) -> str:
-    """Return `1 GPU` or `4 GPUs`; `ranks` is the plural, `GPUs` or `workers`."""
-    return counted(count, ranks.removesuffix("s"))
+def ranks_words(count: int, ranks_noun: str) -> str:
+    """Return `1 GPU` or `4 GPUs`; `ranks_noun` is the plural, `GPUs` or `workers`."""
+    return counted(count, ranks_noun.removesuffix("s"))
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
@@ -302,10 +311,11 @@ def cases_words(count: int, total: int, names: Sequence[str]) -> str:
         total: number of all cases.
         names: the settings whose combinations are cases.
     """
-    *first, last = [heading(name) for name in names] or ["the other settings"]
-    listed = f"{', '.join(first)} and {last}" if first else last
+    *others, last = [heading(name) for name in names] or ["the other settings"]
+    listed = f"{', '.join(others)} and {last}" if others else last
     which = f"all {total}" if count == total > 1 else f"{count} of {total}"
-    if first or not names:
+    has_one_setting = len(names) == 1
+    if not has_one_setting:
         return f"in {which} combinations of {listed}"
     return f"for {which} values of {listed}"
 
@@ -340,8 +350,8 @@ def sentence(text: str) -> str:
 
 def run_title(run: Run) -> str:
     """Return the id of a run, after the name of its job unless the id begins with the name."""
-    job = "" if run.run_id.startswith(run.job_name) else f"{run.job_name}  "
-    return job + run.run_id
+    job_prefix = "" if run.run_id.startswith(run.job_name) else f"{run.job_name}  "
+    return job_prefix + run.run_id
 
 
 def course(run: Run) -> str:

@@ -128,7 +128,9 @@ class GateReport(Document):
         urgent = [point for point in self.points if point.outcome is not GateOutcome.SAME]
         shown = self.points[: max(len(urgent), _MOST_ROWS)]
         columns: list[ColumnOf[PointVerdict]] = []
-        for head, cell in setting_columns([point.row for point in self.points], ranks=self.ranks):
+        for head, cell in setting_columns(
+            [point.row for point in self.points], ranks_noun=self.ranks
+        ):
             columns.append((head, lambda point, cell=cell: cell(point.row)))  # type: ignore[misc]
         unit = " or ".join(sorted({point.unit for point in self.points}))
         columns += [

@@ -98,13 +98,13 @@ _GROUPED_BY_STATUS = (Status.OOM, Status.SKIPPED, Status.CANCELLED)
 
 
 def failures(
-    rows: Sequence[PointRow], ranks: str, *, is_batch_search: bool = False
+    rows: Sequence[PointRow], ranks_noun: str, *, is_batch_search: bool = False
 ) -> tuple[MessageGroup, ...]:
     """Return how points that are not ok ended, and why, as `failed: REASON`.
 
     Args:
         rows: latest attempt of each trial, from the table `points`.
-        ranks: `GPUs` or `workers`.
+        ranks_noun: `GPUs` or `workers`.
         is_batch_search: leave out estimates of the memory that a point needs.
     """
     names = distinguishing_settings(rows)
@@ -122,7 +122,7 @@ def failures(
             # The search has measured what fits.
             reason = without_estimate(reason)
         if is_oom and names and len(failed) > 1:
-            reason = f"for example at {short_name(first, names, ranks)}, {reason}"
+            reason = f"for example at {short_name(first, names, ranks_noun)}, {reason}"
         groups.append(
             MessageGroup(
                 who=counted(len(failed), "point"),
@@ -154,32 +154,32 @@ def not_compared(reasons: Iterable[NotCompared], total: int) -> tuple[MessageGro
 
 
 def doubts(
-    groups: Iterable[DoubtGroup], rows: Sequence[ScaledRow], ranks: str
+    groups: Iterable[DoubtGroup], rows: Sequence[ScaledRow], ranks_noun: str
 ) -> tuple[MessageGroup, ...]:
     """Return doubts in words, in the order of the groups.
 
     Args:
         rows: all points of the run.
-        ranks: `GPUs` or `workers`.
+        ranks_noun: `GPUs` or `workers`.
     """
     names = distinguishing_settings(rows)
     messages = []
     for group in groups:
         if group.row is None:
-            messages.append(_drift_message(group, rows, ranks))
+            messages.append(_drift_message(group, rows, ranks_noun))
         else:
-            messages.append(_doubt_message(group, group.row, rows, names, ranks))
+            messages.append(_doubt_message(group, group.row, rows, names, ranks_noun))
     return tuple(messages)
 
 
-def _drift_message(group: DoubtGroup, rows: Sequence[ScaledRow], ranks: str) -> MessageGroup:
+def _drift_message(group: DoubtGroup, rows: Sequence[ScaledRow], ranks_noun: str) -> MessageGroup:
     """Return the message on doubts about the machine instead of a point."""
     advice = doubt_advice(group.worst, None)
     sizes = {row.world_size for row in rows if row.speed_up is not None}
     if group.worst.kind is DoubtKind.DRIFT and len(sizes) > 1:
-        advice = f"Speed-ups between numbers of {ranks} are corrected. {advice}"
+        advice = f"Speed-ups between numbers of {ranks_noun} are corrected. {advice}"
     who = counted(group.count, "repeated baseline measurement")
-    text = drift_words(group.worst, ranks)
+    text = drift_words(group.worst, ranks_noun)
     return MessageGroup(who=who, text=text, count=group.count, advice=advice)
 
 
@@ -188,16 +188,16 @@ def _doubt_message(
     worst_row: ScaledRow,
     rows: Sequence[ScaledRow],
     names: Sequence[str],
-    ranks: str,
+    ranks_noun: str,
 ) -> MessageGroup:
     """Return the message on doubts about points; it names the worst point by settings `names`."""
     ok_count = sum(row.status is Status.OK for row in rows)
     who = _share_of_points(group.count, max(group.count, ok_count))
     if names and group.count == 1 and len(rows) > 1:
-        who = short_name(worst_row, names, ranks)
+        who = short_name(worst_row, names, ranks_noun)
     elif names and group.count > 1 and group.worst.value is not None:
-        who += f"; at the worst ({short_name(worst_row, names, ranks)})"
+        who += f"; at the worst ({short_name(worst_row, names, ranks_noun)})"
     elif names and len(group.subjects) > 1:
-        who += f"; for example at {short_name(worst_row, names, ranks)}"
+        who += f"; for example at {short_name(worst_row, names, ranks_noun)}"
     text, advice = doubt_words(group.worst, worst_row), doubt_advice(group.worst, worst_row)
     return MessageGroup(who=who, text=text, count=group.count, advice=advice)

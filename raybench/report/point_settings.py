@@ -24,7 +24,7 @@ from raybench.report import formatting
 from raybench.report.documents import SETTING_CHARS, ColumnOf, ShownColumn, text_of
 from raybench.workloads.base import builtin_class
 
-# Settings that short names show as a word instead of `name=value`.
+# Setting -> word that short names show instead of `name=value`.
 _WORDS = {"compile": "compiled", "activation_checkpointing": "checkpointing"}
 
 
@@ -40,13 +40,13 @@ class _Row(HasSettings, Protocol):
         """Return the name or the class of the workload."""
 
 
-def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
-    """Return the used settings in short, as `FSDP 2, full checkpointing`; `plain` without any.
+def short_name(row: HasSettings, names: Sequence[str], ranks_noun: str) -> str:
+    """Return the settings in use, as `FSDP 2, full checkpointing`; `plain` if none is in use.
 
     Args:
         row: the point.
         names: names of settings; [] returns "".
-        ranks: `GPUs` or `workers`.
+        ranks_noun: `GPUs` or `workers`.
     """
     words = []
     for name, value in used_settings(row, names).items():
@@ -60,16 +60,16 @@ def short_name(row: HasSettings, names: Sequence[str], ranks: str) -> str:
         elif name in _WORDS:
             words.append(f"{value} {_WORDS[name]}")
         else:
-            words.append(formatting.setting_words(name, value, ranks))
+            words.append(formatting.setting_words(name, value, ranks_noun))
     return ", ".join(filter(None, words)) or ("plain" if names else "")
 
 
-def settings_words(row: HasSettings, names: Iterable[str], ranks: str) -> str:
-    """Return settings as `fp32, batch 64, 4 GPUs, hidden=8`; `ranks` is `GPUs` or `workers`."""
+def settings_words(row: HasSettings, names: Iterable[str], ranks_noun: str) -> str:
+    """Return settings as `fp32, batch 64, 4 GPUs, hidden=8`; `ranks_noun`: `GPUs` or `workers`."""
     settings = known_settings(row, names)
     if "preset" in settings:
         settings["preset"] = _preset_words(row)
-    return formatting.words_of_settings(settings, ranks)
+    return formatting.words_of_settings(settings, ranks_noun)
 
 
 def _preset_words(row: HasSettings) -> str:
@@ -86,27 +86,30 @@ def setting_cell(row: HasSettings, name: str) -> str:
 
 
 def setting_columns(
-    rows: Sequence[_Row], names: Sequence[str] | None = None, ranks: str = ""
+    rows: Sequence[_Row], names: Sequence[str] | None = None, ranks_noun: str = ""
 ) -> list[ColumnOf[Any]]:
     """Return a column for each setting; rows of several workloads have two columns in all.
 
     Args:
         rows: the points.
         names: the settings in order; None: the settings that differ, parameters first.
-        ranks: heading of the column of world_size; "" uses the name.
+        ranks_noun: heading of the column of world_size; "" uses the name.
     """
     if names is None and _have_several_workloads(rows):
         return _workload_and_settings_columns(rows)
+    if names is None:
+        names = varying(rows, params_first=True)
     columns: list[ColumnOf[Any]] = []
-    for name in varying(rows, params_first=True) if names is None else names:
-        head = ShownColumn(
-            title=ranks if ranks and name == "world_size" else formatting.heading(name),
+    for name in names:
+        is_of_ranks = ranks_noun and name == "world_size"
+        shown_column = ShownColumn(
+            title=ranks_noun if is_of_ranks else formatting.heading(name),
             is_text=not is_numeric(rows, name),
             is_setting=True,
             # A preset is short, and hard to read in two lines.
             min_chars=None if name == "preset" else SETTING_CHARS,
         )
-        columns.append((head, partial(setting_cell, name=name)))
+        columns.append((shown_column, partial(setting_cell, name=name)))
     return columns
 
 
@@ -138,7 +141,7 @@ def point_names(rows: Sequence[_Row]) -> list[str]:
     has_workloads = _have_several_workloads(rows)
     names = []
     for row in rows:
-        texts = {column.title: text_of(cell(row)) for column, cell in columns}
+        texts = {column.title: text_of(make_cell(row)) for column, make_cell in columns}
         if has_workloads:
             names.append(" ".join(filter(None, texts.values())))
         else:

@@ -39,10 +39,12 @@ from raybench.records.metrics import Metric
 from raybench.report import formatting
 from raybench.report.documents import (
     MARKS_TITLE,
+    Cell,
     ColumnOf,
     Listing,
     ShownColumn,
     Table,
+    adapt_column,
     column,
     make_table,
     metric_column,
@@ -89,10 +91,10 @@ class Section:
 
 
 def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
-    """Yield a verdict for each fleet, then a table of the shares that were compared."""
-    fleets, ranks = answer.data.fleets, answer.data.ranks
+    """Yield a verdict for each fleet with slow devices, then a table of all shares of work."""
+    fleets, ranks_noun = answer.data.fleets, answer.data.ranks
     verdicts = [
-        (shares.fleet_name(fleet, ranks, fleets), shares.verdict(fleet)) for fleet in fleets
+        (shares.fleet_name(fleet, ranks_noun, fleets), shares.verdict(fleet)) for fleet in fleets
     ]
     if verdicts:
         yield Listing(title="What to do with the slow devices", lines=verdicts)
@@ -103,7 +105,9 @@ def _uneven(answer: RunAnswer) -> Iterator[Listing | Table]:
 class _SharesLine:
     """A line of the table of shares: one way to share the work of a fleet."""
 
+    # Points that differ only in the shares of work.
     fleet: UnevenFleet
+    # One of these points.
     scenario: Scenario
 
     @property
@@ -114,7 +118,8 @@ class _SharesLine:
 
 def _table_of_shares(answer: RunAnswer) -> Table:
     """Return a row for each way to share the work of each fleet."""
-    fleets, ranks, items = answer.data.fleets, answer.data.ranks, answer.asked.items
+    fleets, ranks_noun = answer.data.fleets, answer.data.ranks
+    items_noun = answer.asked.items  # such as `tokens`
     lines = []
     for fleet in fleets:
         lines += [_SharesLine(fleet, scenario) for scenario in fleet.scenarios.values()]
@@ -129,6 +134,7 @@ def _table_of_shares(answer: RunAnswer) -> Table:
         step_ms = line.scenario.row.predicted_step_ms
         return "" if step_ms is None else f"{step_ms / line.scenario.step_ms - 1:+.1%}"
 
+    # A table that is too wide loses the column with the lowest `drop` first.
     columns: list[ColumnOf[_SharesLine]] = [
         *_fleet_columns(answer),
         column(
@@ -139,10 +145,10 @@ def _table_of_shares(answer: RunAnswer) -> Table:
             meaning=shares.meaning(line.scenario.shares for line in lines),
         ),
         column(
-            items,
+            items_noun,
             lambda line: "/".join(str(rank.items) for rank in line.scenario.ranks),
             is_text=True,
-            meaning=f"{items} that each rank computes in a step, rank 0 first",
+            meaning=f"{items_noun} that each rank computes in a step, rank 0 first",
         ),
         column(
             "step ms",
@@ -156,12 +162,16 @@ def _table_of_shares(answer: RunAnswer) -> Table:
             meaning="predicted step time divided by the measured one, minus 1",
         ),
         column(
-            f"{items}/s",
+            f"{items_noun}/s",
             lambda line: formatting.number(line.scenario.throughput),
             drop=7,
-            meaning=f"{items} per second of all {ranks} together, by the mean step time",
+            meaning=f"{items_noun} per second of all {ranks_noun} together, by the mean step time",
         ),
-        column("vs equal", gain_over_equal, meaning=f"difference in {items}/s from equal shares"),
+        column(
+            "vs equal",
+            gain_over_equal,
+            meaning=f"difference in {items_noun}/s from equal shares",
+        ),
         column(
             "fast idle",
             lambda line: formatting.percent(line.scenario.idle_share_of_fast),
@@ -173,22 +183,22 @@ def _table_of_shares(answer: RunAnswer) -> Table:
 
 def _fleet_columns(answer: RunAnswer) -> list[ColumnOf[_SharesLine]]:
     """Return the columns that identify a fleet; only the first line of a fleet has a text."""
-    fleets, ranks = answer.data.fleets, answer.data.ranks
+    fleets, ranks_noun = answer.data.fleets, answer.data.ranks
 
-    def in_first_line(cell: Callable[[UnevenFleet], str]) -> Callable[[_SharesLine], str]:
-        return lambda line: cell(line.fleet) if line.is_first else ""
+    def in_first_line(
+        cell_of_fleet: Callable[[UnevenFleet], str | Cell],
+    ) -> Callable[[_SharesLine], str | Cell]:
+        return lambda line: cell_of_fleet(line.fleet) if line.is_first else ""
 
-    names: dict[str, None] = {}
+    settings: dict[str, None] = {}  # names in order, each once
     for fleet in fleets:
-        names |= dict.fromkeys(shares.distinguishing_settings_of(fleet, fleets))
+        settings |= dict.fromkeys(shares.distinguishing_settings_of(fleet, fleets))
+    # All points of a fleet have the settings of its first point.
+    first_points = [fleet.first for fleet in fleets]
     columns: list[ColumnOf[_SharesLine]] = []
-    for head, setting_cell in setting_columns(
-        [fleet.first for fleet in fleets], list(names), ranks
-    ):
-        cell = in_first_line(
-            lambda fleet, cell=setting_cell: str(cell(fleet.first))  # type: ignore[misc]
-        )
-        columns.append((head, cell))
+    for column_of_point in setting_columns(first_points, list(settings), ranks_noun):
+        shown_column, cell_of_fleet = adapt_column(column_of_point, _first_point)
+        columns.append((shown_column, in_first_line(cell_of_fleet)))
     speed = column(
         "speed",
         in_first_line(lambda fleet: f"{fleet.probe_ratio:.0%}"),
@@ -200,23 +210,29 @@ def _fleet_columns(answer: RunAnswer) -> list[ColumnOf[_SharesLine]]:
         in_first_line(lambda fleet: f"{fleet.slow_count} of {fleet.first.world_size}"),
         is_setting=True,
         is_text=True,
-        meaning=f"how many of the {ranks} are slow",
+        meaning=f"how many of the {ranks_noun} are slow",
     )
     return [*columns, speed, slow]
 
 
+def _first_point(fleet: UnevenFleet) -> ScaledRow:
+    return fleet.first
+
+
 def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
     """Yield the gain of other shares for points with one slow rank, by number of ranks."""
-    slowed: dict[int, ScaledRow] = {}
+    point_of_world_size: dict[int, ScaledRow] = {}
     for row in answer.data.ok_rows:
-        if row.share_by_rank or not row.local_step_ms_by_rank or not is_slowed_by_one_rank(row):
+        # The estimate needs equal shares, and the step time of each rank alone.
+        has_equal_shares = not row.share_by_rank
+        if not (has_equal_shares and row.local_step_ms_by_rank and is_slowed_by_one_rank(row)):
             continue
-        largest = slowed.get(row.world_size)
+        largest = point_of_world_size.get(row.world_size)
         # The estimate is best for the largest batch, whose fixed costs are relatively small.
         if largest is None or (row.global_batch_size or 0) > (largest.global_batch_size or 0):
-            slowed[row.world_size] = row
+            point_of_world_size[row.world_size] = row
     lines = []
-    for row in slowed.values():
+    for row in point_of_world_size.values():
         if text := shares.slow_rank(row, answer.data.ranks):
             lines.append((f"point {row.point_id}", text))
     if lines:
@@ -224,12 +240,12 @@ def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
 
 
 def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
-    """Yield the largest batch of each series."""
-    largest = answer.conclusion
-    if isinstance(largest, LargestBatches):
+    """Yield the largest batch that fits, for each combination of the other settings."""
+    conclusion = answer.conclusion
+    if isinstance(conclusion, LargestBatches):
         lines = []
-        for batch in largest.batches:
-            settings = words.batch_settings(batch, largest, answer.data.ranks)
+        for batch in conclusion.batches:
+            settings = words.batch_settings(batch, conclusion, answer.data.ranks)
             lines.append((settings, f"{batch.batch_size:,} {words.what_fits(batch)}"))
         yield Listing(title="Largest batches", lines=lines)
 
@@ -237,16 +253,16 @@ def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
 def _losses(answer: RunAnswer) -> Iterator[Listing]:
     """Yield which causes take which share of the step, at the points on the most devices."""
     data = answer.data
-    rows = with_most_ranks(data.rows)
     if not is_scaling(data):
         return
-    lines = list(causes_of(rows))
-    without_causes = [row for row in rows if not has_causes(row)]
+    largest = with_most_ranks(data.rows)
+    lines = list(causes_of(largest))
+    without_causes = [row for row in largest if not has_causes(row)]
     for why, count in reasons_of_unknown_losses(without_causes).items():
-        which = f"{count} of {counted(len(rows), 'point')}"
+        which = f"{count} of {counted(len(largest), 'point')}"
         lines.append((which, f"The causes are unknown, because {losses_unknown_words(why)}."))
     if lines:
-        devices = formatting.ranks_words(rows[0].world_size, data.ranks)
+        devices = formatting.ranks_words(largest[0].world_size, data.ranks)
         yield Listing(
             title=f"Why scaling is not ideal, % of the mean step of {devices}", lines=lines
         )
@@ -269,13 +285,26 @@ _MEMORY_NOTE = (
 
 def _table_of_points(
     answer: RunAnswer,
-    lines: Sequence[tuple[ScaledRow, T]],
-    columns: Iterable[ColumnOf[T]],
+    points: Sequence[ScaledRow],
+    columns: Iterable[ColumnOf[ScaledRow]],
     *,
     kind: str,
     note: str = "",
 ) -> Table:
-    """Return a table with a row for each (point, item): settings of the point, then `columns`."""
+    """Return a table with a row for each point: its settings, then `columns`."""
+    lines = [(point, point) for point in points]
+    return _table_of_items(answer, lines, columns, kind=kind, note=note)
+
+
+def _table_of_items(
+    answer: RunAnswer,
+    lines: Sequence[tuple[ScaledRow, T]],  # (point, item), such as a point and one of its ranks
+    columns: Iterable[ColumnOf[T]],  # show the item
+    *,
+    kind: str,
+    note: str = "",
+) -> Table:
+    """Return a table with a row for each line: settings of the point, then `columns`."""
     names = answer.table_settings
     if any(name in DEGREES for name in names):
         # Degrees of parallelism fit one column, as `FSDP 2, TP 2`.
@@ -285,16 +314,23 @@ def _table_of_points(
         ]
     else:
         settings = setting_columns(answer.data.rows, names, answer.data.ranks)
-    shown: list[ColumnOf[tuple[ScaledRow, T]]] = [
-        *((column, lambda line, cell=cell: cell(line[0])) for column, cell in settings),
-        *((column, lambda line, cell=cell: cell(line[1])) for column, cell in columns),
+
+    def point_of(line: tuple[ScaledRow, T]) -> ScaledRow:
+        return line[0]
+
+    def item_of(line: tuple[ScaledRow, T]) -> T:
+        return line[1]
+
+    columns_of_line: list[ColumnOf[tuple[ScaledRow, T]]] = [
+        *(adapt_column(setting, point_of) for setting in settings),
+        *(adapt_column(column_of_item, item_of) for column_of_item in columns),
     ]
     subject = ", ".join(dict.fromkeys(row.workload for row in answer.data.rows))
-    return make_table(lines, shown, subject=subject, kind=kind, note=note)
+    return make_table(lines, columns_of_line, subject=subject, kind=kind, note=note)
 
 
 def step_column_meaning(data: RunData) -> str:
-    """Return the meaning of step times and of their ±, without a full stop."""
+    """Return the meaning of step times and of ±, as sentences without the last full stop."""
     return ". ".join(filter(None, (of_run.step_meaning(data), of_run.plus_minus(data))))
 
 
@@ -331,12 +367,11 @@ def point_table(answer: RunAnswer) -> Table:
     ]
     shown = dict.fromkeys([*([asked_metric] if asked_metric else []), *group.metrics, *declared])
     for metric in shown:
-        is_kept = metric == asked_metric or metric not in droppable
         if metric.name not in hidden:
-            drop = None if is_kept else droppable.index(metric)
+            is_droppable = metric != asked_metric and metric in droppable
+            drop = droppable.index(metric) if is_droppable else None
             columns.append(_metric_column(answer, metric, drop))
-    lines = [(row, row) for row in answer.ordered]
-    return _table_of_points(answer, lines, columns, kind=of_run.common_settings(data))
+    return _table_of_points(answer, answer.ordered, columns, kind=of_run.common_settings(data))
 
 
 def _metric_column(
@@ -349,15 +384,16 @@ def _metric_column(
     """
     unit = formatting.unit_of(answer.data.rows)
     placeholders = of_run.placeholder_texts(answer.data, answer.asked)
-    head = metric_column(metric, unit, placeholders, drop)
-    if declared := of_run.declared_meaning(answer.data, metric):
-        head = replace(head, meaning=declared)
+    shown_column = metric_column(metric, unit, placeholders, drop)
+    # A built-in workload explains its own metrics.
+    meaning = of_run.declared_meaning(answer.data, metric) or shown_column.meaning
     if metric.name == "throughput" and of_run.has_steps_of_one_item(answer.data):
-        head = replace(head, meaning=f"{head.meaning}. Each step counts as one, whatever its scope")
+        meaning += ". Each step counts as one, whatever its scope"
     if metric.name == "speed_up" and any(map(speed_up_half_width, answer.data.ok_rows)):
-        rounds = "± is half of the 95 % interval over the rounds"
-        return replace(head, meaning=f"{head.meaning}. {rounds}"), _speed_up_text
-    return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
+        meaning += ". ± is half of the 95 % interval over the rounds"
+        return replace(shown_column, meaning=meaning), _speed_up_text
+    shown_column = replace(shown_column, meaning=meaning)
+    return shown_column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
 
 def _speed_up_text(row: ScaledRow) -> str:
@@ -376,10 +412,9 @@ def _points(answer: RunAnswer) -> Iterator[Table]:
     yield from _table_of_parts(answer)
     with_memory = [row for row in answer.ordered if row.mem_parameters_bytes is not None]
     if with_memory:
-        lines = [(row, row) for row in with_memory]
         columns = _group_columns(answer, metrics.MEMORY)
         yield _table_of_points(
-            answer, lines, columns, kind="memory at its peak, GiB", note=_MEMORY_NOTE
+            answer, with_memory, columns, kind="memory at its peak, GiB", note=_MEMORY_NOTE
         )
 
 
@@ -388,12 +423,12 @@ def _table_of_parts(answer: RunAnswer) -> Iterator[Table]:
     unit = formatting.unit_of(answer.data.rows)
     names = ("compute_ms", "optimizer_ms", "comm_exposed_ms", "achieved_tflops_per_device")
     has_rounds = any(are_parts_of_first_round(row) for row in answer.data.rows)
-    rows = []
+    points = []
     for row in answer.ordered:
         is_measured = any(getattr(row, name) is not None for name in names)
         if row.why_no_breakdown or is_measured:
-            rows.append(row)
-    if not rows:
+            points.append(row)
+    if not points:
         return
     no_breakdown = DoubtKind.NO_BREAKDOWN.mark
     columns: list[ColumnOf[ScaledRow]] = [
@@ -410,7 +445,7 @@ def _table_of_parts(answer: RunAnswer) -> Iterator[Table]:
         ),
         *_group_columns(answer, metrics.PARTS),
     ]
-    has_parts = any(row.local_step_ms is not None for row in rows)
+    has_parts = any(row.local_step_ms is not None for row in points)
     notes = []
     kind = "how well the device is used"
     if has_parts:
@@ -419,36 +454,38 @@ def _table_of_parts(answer: RunAnswer) -> Iterator[Table]:
         notes.append(_PARTS_NOTE)
     if has_rounds:
         notes.append(_FIRST_ROUND_NOTE)
-    lines = [(row, row) for row in rows]
-    table = _table_of_points(answer, lines, columns, kind=kind, note=" ".join(notes))
+    table = _table_of_points(answer, points, columns, kind=kind, note=" ".join(notes))
     yield replace(table, summands=_summands(answer, table)) if has_parts else table
 
 
 def _group_columns(answer: RunAnswer, group: metrics.Columns) -> list[ColumnOf[ScaledRow]]:
     """Return the columns of a group; narrow terminals leave out its optional metrics first."""
-    order = list(dict.fromkeys([*group.optional, *group.metrics]))
-    return [_part_column(answer, metric, order.index(metric)) for metric in group.metrics]
+    drop_order = list(dict.fromkeys([*group.optional, *group.metrics]))
+    return [_part_column(answer, metric, drop_order.index(metric)) for metric in group.metrics]
 
 
 def _summands(answer: RunAnswer, table: Table) -> tuple[str, ...]:
     """Return the headings of the columns that add up to the step."""
     is_cpu = any(row.device_type == "cpu" for row in answer.data.ok_rows)
-    names = (*_SUMMED, "data_ms") if is_cpu else _SUMMED
-    heads = {_part_column(answer, metrics.METRICS_BY_NAME[name], 0)[0].title for name in names}
-    return tuple(title for title in table.titles if title in heads)
+    summed_metrics = (*_SUMMED, "data_ms") if is_cpu else _SUMMED
+    summed_titles = set()
+    for name in summed_metrics:
+        shown_column, _ = _part_column(answer, metrics.METRICS_BY_NAME[name], 0)
+        summed_titles.add(shown_column.title)
+    return tuple(title for title in table.titles if title in summed_titles)
 
 
 def _part_column(answer: RunAnswer, metric: Metric, drop: int) -> ColumnOf[ScaledRow]:
     """Return the column of a part of the step or of the memory; `drop` is as in `ShownColumn`."""
-    head, cell = _metric_column(answer, metric, drop)
-    rows = answer.data.rows
+    shown_column, make_cell = _metric_column(answer, metric, drop)
+    meaning, rows = shown_column.meaning, answer.data.rows
     # comm_ms is known only where DDP reduces the gradients.
-    if metric.name == "compute_ms" and any(r.world_size > 1 and r.comm_ms for r in rows):
-        meaning = f"{head.meaning}. With several {answer.data.ranks} it includes copying "
-        head = replace(head, meaning=meaning + "the gradients for DDP")
+    has_ddp = any(row.world_size > 1 and row.comm_ms for row in rows)
+    if metric.name == "compute_ms" and has_ddp:
+        meaning += f". With several {answer.data.ranks} it includes copying the gradients for DDP"
     elif metric.name in _OF_ALL_ROUNDS and any(map(are_parts_of_first_round, rows)):
-        head = replace(head, meaning=f"{head.meaning}. It covers all rounds")
-    return head, cell
+        meaning += ". It covers all rounds"
+    return replace(shown_column, meaning=meaning), make_cell
 
 
 _RANKS_NOTE = "On each rank the parts add up to the step time."
@@ -488,6 +525,7 @@ def _rank_name(rank: int) -> str:
 
 def _ranks(answer: RunAnswer) -> Iterator[Table]:
     """Yield a table of the points that one rank slows, with a line for each rank."""
+    # Fleets of fast and slow devices have a table of their own.
     if answer.data.fleets:
         return
     slowed = [row for row in answer.ordered if row.status == "ok" and is_slowed_by_one_rank(row)]
@@ -498,30 +536,21 @@ def _ranks(answer: RunAnswer) -> Iterator[Table]:
         unit = formatting.unit_of(answer.data.rows)
         kind = f"where ranks differ, {unit.name} of each rank"
         note = _ranks_note(any(are_parts_of_first_round(row) for row in slowed))
-        yield _table_of_points(answer, lines, _rank_columns(unit), kind=kind, note=note)
+        yield _table_of_items(answer, lines, _rank_columns(unit), kind=kind, note=note)
 
 
-def _ranks_note(is_of_first: bool) -> str:
-    return f"{_RANKS_NOTE} {_RANKS_OF_FIRST_NOTE}" if is_of_first else _RANKS_NOTE
+def _ranks_note(is_of_first_round: bool) -> str:
+    return f"{_RANKS_NOTE} {_RANKS_OF_FIRST_NOTE}" if is_of_first_round else _RANKS_NOTE
 
 
 def ranks_of_point(row: PointRow, unit: formatting.Unit) -> Table | None:
     """Return a table of the ranks of one point; None if no times of ranks were measured."""
-    steps = {step.rank: step for step in ranks_to_show(ranks_of_step(row))}
+    steps = ranks_to_show(ranks_of_step(row))
     if not steps:
         return None
-
-    def step_column(column_of_step: ColumnOf[RankStep]) -> ColumnOf[int]:
-        head, cell = column_of_step
-        return head, lambda rank: cell(steps[rank]) if rank in steps else ""
-
-    columns = [
-        column("rank", _rank_name, meaning=_RANK_MEANING),
-        *map(step_column, _rank_columns(unit)[1:]),
-    ]
     kind = f"Each rank's step, {unit.name}, from steps after the timed ones"
     note = _ranks_note(are_parts_of_first_round(row))
-    return make_table(sorted(steps), columns, kind=kind, note=note)
+    return make_table(steps, _rank_columns(unit), kind=kind, note=note)
 
 
 _SCOPES_TITLE = "Blocks, forward pass and whole loop"
@@ -529,39 +558,41 @@ _SCOPES_TITLE = "Blocks, forward pass and whole loop"
 
 def _scopes(answer: RunAnswer) -> Iterator[Table]:
     """Yield a table for each workload with several values of `scope`, the part that a step runs."""
+    # workload -> scope -> points
     workloads: dict[str, dict[str, list[ScaledRow]]] = {}
     for row in answer.ordered:
         if row.status == "ok" and "scope" in row.params:
-            scopes = workloads.setdefault(row.workload, {})
-            scopes.setdefault(row.params["scope"], []).append(row)
-    bases = {row.series: row for row in answer.data.rows if row.is_baseline and row.status == "ok"}
+            points_of_scope = workloads.setdefault(row.workload, {})
+            points_of_scope.setdefault(row.params["scope"], []).append(row)
+    baseline_points = [row for row in answer.data.rows if row.is_baseline and row.status == "ok"]
+    baseline_of_series = {row.series: row for row in baseline_points}
 
     def cold_speed_up(row: ScaledRow) -> str:
         # A first step is a cold start only in new processes.
-        base = bases.get(row.series)
+        base = baseline_of_series.get(row.series)
         if base is None or not (row.new_processes and base.new_processes):
             return ""
         base_ms, cold_ms = base.first_step_ms, row.first_step_ms
         return "" if base_ms is None or cold_ms is None else formatting.ratio(base_ms / cold_ms)
 
-    def share_of_step(name: str) -> Callable[[ScaledRow], str]:
-        def cell(row: ScaledRow) -> str:
-            part_ms = getattr(row, name)
+    def share_of_step(part: str) -> Callable[[ScaledRow], str]:
+        def share_text(row: ScaledRow) -> str:
+            part_ms = getattr(row, part)
             if part_ms is None:
                 return ""
             return formatting.percent(part_ms / (step_of_parts(row) or 1.0))
 
-        return cell
+        return share_text
 
     baseline = of_run.placeholder_texts(answer.data, answer.asked)["baseline"]
     has_rounds = any(row.rounds > 1 for row in answer.data.rows)
+    of_rounds = ", median of the rounds" if has_rounds else ""
     peak = metrics.METRICS_BY_NAME["peak_mem_allocated_bytes"]
     columns: list[ColumnOf[ScaledRow]] = [
         column(
             "cold",
             lambda row: formatting.number(row.first_step_ms),
-            meaning="time of the first step after the workload was built"
-            + (", median of the rounds" * has_rounds),
+            meaning=f"time of the first step after the workload was built{of_rounds}",
         ),
         column(
             "warm",
@@ -597,13 +628,13 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
         ),
     ]
     kind = f"{_SCOPES_TITLE.lower()}, ms"
-    for scopes in workloads.values():
-        if len(scopes) < 2:
+    for points_of_scope in workloads.values():
+        if len(points_of_scope) < 2:
             continue
         # The scope with the shortest step comes first.
-        ordered = chain.from_iterable(sorted(scopes.values(), key=_shortest_step_ms))
-        lines = [(row, row) for row in ordered]
-        yield _table_of_points(answer, lines, columns, kind=kind)
+        points_by_scope = sorted(points_of_scope.values(), key=_shortest_step_ms)
+        points = list(chain.from_iterable(points_by_scope))
+        yield _table_of_points(answer, points, columns, kind=kind)
 
 
 def _shortest_step_ms(rows: Iterable[ScaledRow]) -> float:
@@ -645,7 +676,7 @@ def _regions(answer: RunAnswer) -> Iterator[Table]:
         lines += [(row, region) for region in answer.data.regions.get(row.point_id, ())]
     if lines:
         kind = f"regions, {unit.name} (a separate step with timers, slower than the timed steps)"
-        yield _table_of_points(answer, lines, columns, kind=kind)
+        yield _table_of_items(answer, lines, columns, kind=kind)
 
 
 _REFERENCE_TITLE = "Compared with reference values of this device model"
@@ -673,31 +704,37 @@ def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
         yield "none", HOW_TO_MAKE
         return
     settings = distinguishing_settings(data.rows)
-    names = {}
+    name_of_point = {}  # point_id -> name
     for row in data.rows:
-        names[row.point_id] = short_name(row, settings, data.ranks) or row.point_id
+        name_of_point[row.point_id] = short_name(row, settings, data.ranks) or row.point_id
     if len(standings) > 1:
-        yield "summary", _summary_of_references(standings, names)
+        yield "summary", _summary_of_references(standings, name_of_point)
     outside = [standing for standing in standings if not standing.is_within]
     shown = standings if len(standings) <= _MOST_SHOWN else outside
     for standing in shown[:_MOST_SHOWN]:
         mark = "" if standing.is_within else "! "
         text = standing_text(standing, says_own=len(standings) == 1)
-        yield f"{mark}{names[standing.measured.point_id]}: {standing.entry.unit}", text
+        yield f"{mark}{name_of_point[standing.measured.point_id]}: {standing.entry.unit}", text
     if (more := len(shown) - _MOST_SHOWN) > 0:
         yield "more", f"{counted(more, 'other value')} outside; `--format json` has all."
 
 
-def _summary_of_references(standings: Sequence[Standing], names: Mapping[str, str]) -> str:
+def _summary_of_references(
+    standings: Sequence[Standing],
+    name_of_point: Mapping[str, str],  # point_id -> name
+) -> str:
     """Return how many values are within their reference, with the names of few points."""
     text = within_words(standings)
     # A reference that was made from this run says nothing about the run.
     if not any(standing.is_own for standing in standings):
-        shares = [standing.share for standing in counted_standings(standings) or standings]
-        text += f" Their median is {formatting.share_words(median(shares))} of it."
-    points = list(dict.fromkeys(names[standing.measured.point_id] for standing in standings))
-    if _MOST_SHOWN < len(points) <= _MOST_NAMED:
-        text += f" The points: {'; '.join(points)}."
+        judged = counted_standings(standings) or standings
+        median_share = median(standing.share for standing in judged)
+        text += f" Their median is {formatting.share_words(median_share)} of it."
+    point_ids = dict.fromkeys(standing.measured.point_id for standing in standings)
+    names = list(dict.fromkeys(name_of_point[point_id] for point_id in point_ids))
+    # The lines of single values already name up to _MOST_SHOWN points.
+    if _MOST_SHOWN < len(names) <= _MOST_NAMED:
+        text += f" The points: {'; '.join(names)}."
     return text
 
 

@@ -177,14 +177,14 @@ def _sort_key(rows: Sequence[ScaledRow], last: Collection[str]) -> Callable[[Sca
     return lambda row: [setting_order(setting_of(row, name)) for name in names]
 
 
-def point_name(row: ScaledRow, names: Iterable[str], ranks: str) -> str:
+def point_name(row: ScaledRow, names: Iterable[str], ranks_noun: str) -> str:
     """Return the first lines of a tooltip: the settings of a point, and its id."""
-    return f"{settings_words(row, names, ranks)}\npoint {row.point_id}".strip()
+    return f"{settings_words(row, names, ranks_noun)}\npoint {row.point_id}".strip()
 
 
-def line_name(row: ScaledRow, names: Sequence[str], ranks: str) -> str:
+def line_name(row: ScaledRow, names: Sequence[str], ranks_noun: str) -> str:
     """Return the settings of a line in words; the workload if there are none."""
-    return settings_words(row, names, ranks) or formatting.plain(row.workload)
+    return settings_words(row, names, ranks_noun) or formatting.plain(row.workload)
 
 
 def note_on_drawn(drawn: int, count: int) -> str:
@@ -226,22 +226,22 @@ def bar_figure(
         points: at least one, each with its marks for `bar_panels`.
     """
     rows = [row for row, _ in points]
-    names, ranks = distinguishing_settings(rows), data.ranks
+    names, ranks_noun = distinguishing_settings(rows), data.ranks
     bar_settings = [name for name in names if name in _BAR_SETTINGS]
     panel_settings = [name for name in names if name not in bar_settings]
     drawn = points[:MOST_BARS]
-    panel_names = [settings_words(row, panel_settings, ranks) for row, _ in drawn]
+    panel_names = [settings_words(row, panel_settings, ranks_noun) for row, _ in drawn]
     # Panels with a single bar each would waste room: then all settings name the bar.
     has_panels = len(drawn) >= 2 * len(set(panel_names))
     bars = []
     for panel_name, (row, marks) in zip(panel_names, drawn, strict=True):
-        begin = point_name(row, names, ranks)
+        begin = point_name(row, names, ranks_noun)
         with_name = [{**mark, "tip": f"{begin}\n{mark['tip']}"} for mark in marks]
         if has_panels:
-            name = settings_words(row, bar_settings, ranks)
+            name = settings_words(row, bar_settings, ranks_noun)
             bars.append(Bar(panel=panel_name, name=name, marks=with_name))
         else:
-            bars.append(Bar(panel="", name=short_name(row, names, ranks), marks=with_name))
+            bars.append(Bar(panel="", name=short_name(row, names, ranks_noun), marks=with_name))
     return Figure(
         anchor=figure.anchor,
         title=figure.title,
@@ -346,7 +346,7 @@ def _marks_of_panel(
     members: Sequence[tuple[str, LinePoint]],
     over: Sequence[str],
     names: Sequence[str],
-    ranks: str,
+    ranks_noun: str,
 ) -> _PanelMarks:
     """Return the marks of a panel.
 
@@ -355,25 +355,27 @@ def _marks_of_panel(
         members: (line, point) of the panel.
         over: settings in which the points of one line may differ.
         names: all settings that vary.
-        ranks: `GPUs` or `workers`.
+        ranks_noun: `GPUs` or `workers`.
     """
     marks: list[Mark] = []
     missing: dict[str, list[str]] = {}
     has_lines = len({line for line, _ in members}) > 1
     for line, point in members:
         if point.y is None and not point.is_on_axis:
-            settings = settings_words(point.row, [name for name in over if name in names], ranks)
+            settings = settings_words(
+                point.row, [name for name in over if name in names], ranks_noun
+            )
             name = ", ".join(filter(None, (line if has_lines else "", settings)))
             missing.setdefault(why_not_drawn(point.row), []).append(name)
             continue
         optional = {"low": point.low, "high": point.high, "number": point.number}
-        tip = f"{point_name(point.row, names, ranks)}\n{point.tip}"
+        tip = f"{point_name(point.row, names, ranks_noun)}\n{point.tip}"
         marks.append({"x": point.x, "y": point.y, "line": line, **optional, "tip": tip})
     return _PanelMarks(title=title, marks=marks, missing=missing)
 
 
 def _panels_and_lines(
-    points: Sequence[LinePoint], figure: LineFigure, ranks: str
+    points: Sequence[LinePoint], figure: LineFigure, ranks_noun: str
 ) -> tuple[dict[str, list[tuple[str, LinePoint]]], list[str]]:
     """Return title of a panel -> its (line, point); and all lines in order."""
     rows = [point.row for point in points]
@@ -386,14 +388,14 @@ def _panels_and_lines(
     panel_settings = [name for name in names if name not in line_settings]
     points_of_panel: dict[str, list[tuple[str, LinePoint]]] = {}
     for point in points:
-        title = settings_words(point.row, panel_settings, ranks)
-        line = line_name(point.row, line_settings, ranks)
+        title = settings_words(point.row, panel_settings, ranks_noun)
+        line = line_name(point.row, line_settings, ranks_noun)
         points_of_panel.setdefault(title, []).append((line, point))
 
     def line_order(row: ScaledRow) -> list[Any]:
         return [setting_order(setting_of(row, name)) for name in line_settings]
 
-    lines = [line_name(row, line_settings, ranks) for row in sorted(rows, key=line_order)]
+    lines = [line_name(row, line_settings, ranks_noun) for row in sorted(rows, key=line_order)]
     return points_of_panel, list(dict.fromkeys(lines))
 
 

@@ -143,7 +143,7 @@ def _gains_figure(data: ChartData) -> Figure | None:
     None in a batch search, if the baseline names a number of ranks, or if no other point has a
     speed-up.
     """
-    baseline, ranks = data.answer.data.run.baseline, data.ranks
+    baseline, ranks_noun = data.answer.data.run.baseline, data.ranks
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
     if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
@@ -154,11 +154,13 @@ def _gains_figure(data: ChartData) -> Figure | None:
         return [setting_order(setting_of(row, name)) for name in names]
 
     compared.sort(key=settings_order)
-    all_series = list(dict.fromkeys(line_name(row, series_settings, ranks) for row in compared))
+    all_series = list(
+        dict.fromkeys(line_name(row, series_settings, ranks_noun) for row in compared)
+    )
     drawn = all_series[:MOST_LINES]
     marks_of_bar: dict[str, list[Mark]] = {}
     for row in compared:
-        series = line_name(row, series_settings, ranks)
+        series = line_name(row, series_settings, ranks_noun)
         if series not in drawn:
             continue
         mark: Mark = {
@@ -169,15 +171,15 @@ def _gains_figure(data: ChartData) -> Figure | None:
             "text": formatting.ratio(row.speed_up),
             "tip": _gain_tip(data, row, names),
         }
-        marks_of_bar.setdefault(settings_words(row, bar_settings, ranks), []).append(mark)
-    baseline_name = formatting.words_of_settings(baseline, ranks)
+        marks_of_bar.setdefault(settings_words(row, bar_settings, ranks_noun), []).append(mark)
+    baseline_name = formatting.words_of_settings(baseline, ranks_noun)
     note = f"The {data.rate}, relative to {baseline_name} with the same other settings."
     if any(row.speed_up_low is not None for row in compared):
         note += " Thin lines: 95 % intervals."
     if len(drawn) < len(all_series):
         note += f" {len(drawn)} of {len(all_series)} settings are drawn."
     missing = [
-        f"{settings_words(row, names, ranks)}: {why_not_drawn(row)}"
+        f"{settings_words(row, names, ranks_noun)}: {why_not_drawn(row)}"
         for row in data.rows
         if not row.is_baseline and row.speed_up is None
     ]
@@ -340,7 +342,7 @@ def _part_marks(row: ScaledRow) -> list[Mark]:
     return marks
 
 
-def _parts_table(rows: Sequence[ScaledRow], ranks: str, has_rounds: bool) -> Table:
+def _parts_table(rows: Sequence[ScaledRow], ranks_noun: str, has_rounds: bool) -> Table:
     """Return a table of the parts of each step in ms, and of the losses against ideal scaling."""
     names = distinguishing_settings(rows)
 
@@ -355,7 +357,7 @@ def _parts_table(rows: Sequence[ScaledRow], ranks: str, has_rounds: bool) -> Tab
         (ShownColumn(title="point", is_text=True), lambda row: str(row.point_id)),
         (
             ShownColumn(title="settings", is_text=True),
-            lambda row: settings_words(row, names, ranks),
+            lambda row: settings_words(row, names, ranks_noun),
         ),
         (ShownColumn(title=step), lambda row: formatting.number(step_of_parts(row))),
         *(

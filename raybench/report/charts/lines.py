@@ -138,8 +138,8 @@ def _world_sizes(rows: Sequence[ScaledRow]) -> list[int]:
     return sorted({int(row.world_size) for row in rows if row.speed_up is not None})
 
 
-def _ranks_axis(ranks: str, world_sizes: Sequence[int]) -> Spec:
-    return axis(ranks, 2, values=list(world_sizes), format="~g", scale={"padding": _NUMBER_PX})
+def _ranks_axis(ranks_noun: str, world_sizes: Sequence[int]) -> Spec:
+    return axis(ranks_noun, 2, values=list(world_sizes), format="~g", scale={"padding": _NUMBER_PX})
 
 
 def bus_bandwidth_figure(data: ChartData) -> Figure | None:

@@ -53,7 +53,7 @@ _NOUNS = {
     "memory_gb_s": "memory bandwidth",
     "wall_unsynced_share": "what time.time() shows without synchronizing, in % of the step time",
 }
-# Metrics that a point needs, in the words of a sentence.
+# Metrics of resources that a point uses up: less is better.
 _NEEDED = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
 # Sentences name at most so many cases.
 _MOST_NAMED = 4
@@ -68,10 +68,10 @@ _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 
 def point_and_round(rows: Iterable[ScaledRow]) -> str:
     """Return what a point and a round are; for several runs, without rows."""
-    has_new_processes = [row.new_processes for row in rows]
-    if not has_new_processes:
+    new_processes = [row.new_processes for row in rows]
+    if not new_processes:
         processes = ", in new processes"
-    elif all(has_new_processes):
+    elif all(new_processes):
         processes = ", each in new processes"
     else:
         processes = ". Each round starts new processes. All points of a round use them"
@@ -83,13 +83,13 @@ def question_of_run(answer: RunAnswer) -> str:
 
     A question on scaling does not fit if the numbers of devices are not those of the job.
     """
-    has_misfit = answer.data.has_other_world_sizes and isinstance(answer.leading, SpeedUps)
-    if answer.asked.question and not has_misfit:
-        return answer.asked.question
     data = answer.data
+    is_misfit = data.has_other_world_sizes and isinstance(answer.leading, SpeedUps)
+    if answer.asked.question and not is_misfit:
+        return answer.asked.question
     workloads = dict.fromkeys(row.workload for row in data.rows)
-    what = ", ".join("the script" if name == "script" else name for name in workloads)
-    what = what or "the workload"
+    names = ["the script" if workload == "script" else workload for workload in workloads]
+    what = ", ".join(names) or "the workload"
     match answer.leading:
         case LargestBatches():
             return f"What is the largest batch of {what} that fits?"
@@ -119,19 +119,19 @@ def lead(answer: RunAnswer) -> str:
 
 def headline(answer: RunAnswer) -> str:
     """Return the values of the answer in one sentence; "" if the run has no rows."""
-    ranks = answer.data.ranks
+    ranks_noun = answer.data.ranks
     if answer.data.rows and not answer.data.ok_rows:
         return "No point ended ok."
     match answer.leading:
         case LargestBatches() as leading:
             first = leading.batches[0]
-            settings = batch_settings(first, leading, ranks)
+            settings = batch_settings(first, leading, ranks_noun)
             at = f" with {settings}" if settings else ""
             return f"The largest batch per device that fits is {first.batch_size:,}{at}."
         case SpeedUps() as leading:
             return _scaling_sentence(leading, answer)
         case Gains() as leading:
-            return _gain_sentence(leading, ranks)
+            return _gain_sentence(leading, ranks_noun)
         case Ranking() | Values() as leading:
             return _values_sentence(leading, answer)
     return ""
@@ -156,7 +156,8 @@ def findings(answer: RunAnswer) -> list[str]:
             sentences += _undecided_gains(leading, answer.data.ranks)
         case Ranking() as leading:
             sentences += _winner(leading, answer)
-            sentences.append(datasheet_sentence(leading.metric, leading.figures[0][1].row))
+            _, best = leading.figures[0]
+            sentences.append(datasheet_sentence(leading.metric, best.row))
             sentences.append(_memory_sentence(leading, answer))
         case Values() as leading:
             sentences += _findings_of_values(leading, answer)
@@ -177,6 +178,7 @@ def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, Scale
     """
     rows = answer.data.ok_rows
     if isinstance(answer.leading, LargestBatches):
+        # `ran_out` is the smallest batch that ran out of memory.
         is_exact = all(batch.ran_out == batch.batch_size + 1 for batch in answer.leading.batches)
         more = "1" if is_exact else "1 %"
         return f"A batch larger by {more} runs out of memory."
@@ -184,27 +186,28 @@ def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, Scale
         return ""
     if answer.is_of_memory:
         return _certainty_of_memory(answer)
-    known = [(half, row) for half, row in half_widths if half is not None]
+    known = [(half_width, row) for half_width, row in half_widths if half_width is not None]
     if known and len(known) == len(half_widths):
         return _widest_interval(answer, known)
-    of_one_round = sum(row.rounds == 1 for row in rows)
-    if of_one_round == len(rows):
+    single_round_count = sum(row.rounds == 1 for row in rows)
+    if single_round_count == len(rows):
         return "Not known, because one round gives no 95 % interval over the rounds."
-    if of_one_round:
-        have = "has" if of_one_round == 1 else "have"
-        which = f"{of_one_round} of {counted(len(rows), 'point')}"
+    if single_round_count:
+        have = "has" if single_round_count == 1 else "have"
+        which = f"{single_round_count} of {counted(len(rows), 'point')}"
         return f"{which} {have} one round, and so no 95 % interval."
     return "The 95 % intervals over the rounds are unknown."
 
 
 def _certainty_of_memory(answer: RunAnswer) -> str:
     """Return how much the memory of a point differs over the rounds."""
-    differences = []
+    differences = []  # of each point, as a share of its least memory
     for row in answer.data.ok_rows:
-        attempts = answer.data.trials.rounds(row).values()
-        peaks = list(filter(None, (attempt.peak_mem_allocated_bytes for attempt in attempts)))
-        if len(peaks) > 1:
-            differences.append(max(peaks) / min(peaks) - 1)
+        attempt_of_round = answer.data.trials.rounds(row)
+        peaks = [attempt.peak_mem_allocated_bytes for attempt in attempt_of_round.values()]
+        known_peaks = [peak for peak in peaks if peak]
+        if len(known_peaks) > 1:
+            differences.append(max(known_peaks) / min(known_peaks) - 1)
     if not differences:
         return "Not known, because one round does not show how memory differs over the rounds."
     if max(differences) == 0:
@@ -213,21 +216,25 @@ def _certainty_of_memory(answer: RunAnswer) -> str:
     return f"The memory of a point differs by at most {share} over the rounds."
 
 
-def _widest_interval(answer: RunAnswer, widths: Sequence[tuple[float, ScaledRow]]) -> str:
+def _widest_interval(
+    answer: RunAnswer,
+    half_widths: Sequence[tuple[float, ScaledRow]],  # half of the interval as a share, and point
+) -> str:
     """Return the widest 95 % interval over the rounds, and its point."""
-    half, row = max(widths, key=lambda width: width[0])
+    half_width, row = max(half_widths, key=lambda half_and_row: half_and_row[0])
     noun = "speed-up"
     if not isinstance(answer.leading, SpeedUps | Gains) and answer.metric is not None:
         name = metric_noun(answer.metric, answer.asked.items)
+        # Titles of other metrics, such as `samples/s`, do not read well as the subject.
         noun = name if name in _NOUNS.values() else f"value of {name}"
     interval = f"95 % interval over {counted(row.rounds or 1, 'round')}"
     names = distinguishing_settings(answer.data.rows)
-    point = short_name(row, names, answer.data.ranks) if len(widths) > 1 else ""
-    if half >= 1:
+    point = short_name(row, names, answer.data.ranks) if len(half_widths) > 1 else ""
+    if half_width >= 1:
         where = f" at {point}" if point else ""
         return f"The {noun} is uncertain by more than ±100 %{where} ({interval})."
-    size = formatting.interval_words(half)
-    if len(widths) == 1:
+    size = formatting.interval_words(half_width)
+    if len(half_widths) == 1:
         return f"The {noun} is known to {size} ({interval})."
     widest = f"; widest at {point}" if point else ""
     return f"Each {noun} is known to {size} or better ({interval}{widest})."
@@ -244,11 +251,15 @@ def wide_meaning(mark: str, rounds: Iterable[int | None], *, is_ratio: bool) -> 
     of_step = "of the step time within one round"
     if is_ratio:
         of_step = "of the step time (here or at the baseline) within one round"
+    # A point of one round has no interval over the rounds: its steps give the interval.
     counts = {count or 1 for count in rounds}
-    over = "of the value over the rounds" if min(counts) > 1 else of_step
-    if len(counts) > 1 and min(counts) == 1:
-        over = f"{of_step}, or of the value over the rounds,"
-    return f"{mark} = wide: the 95 % interval {over} exceeds ±{share_words(WIDE)}."
+    if min(counts) > 1:
+        of_what = "of the value over the rounds"
+    elif max(counts) == 1:
+        of_what = of_step
+    else:
+        of_what = f"{of_step}, or of the value over the rounds,"
+    return f"{mark} = wide: the 95 % interval {of_what} exceeds ±{share_words(WIDE)}."
 
 
 def plain_meaning(switches: Sequence[str]) -> str:
@@ -260,29 +271,29 @@ def plain_meaning(switches: Sequence[str]) -> str:
 
 def table_heading(answer: RunAnswer) -> str:
     """Return the title of the table of the answer."""
-    ranks = answer.data.ranks
+    ranks_noun = answer.data.ranks
     match answer.leading:
         case LargestBatches():
             return "Largest batch per device that fits"
         case SpeedUps() as leading:
-            devices = formatting.ranks_words(leading.world_size, ranks)
-            text = f"Speed-up from {_baseline_devices(leading, ranks)} to {devices}"
+            devices = formatting.ranks_words(leading.world_size, ranks_noun)
+            text = f"Speed-up from {_baseline_devices(leading, ranks_noun)} to {devices}"
             return text if leading.ideal is None else f"{text} (ideal {leading.ideal:.2f})"
         case Gains() as leading:
-            return f"Speed-up against {_baseline_words(leading, ranks)}"
+            return f"Speed-up against {_baseline_words(leading, ranks_noun)}"
     return value_title(answer)
 
 
 def value_title(answer: RunAnswer) -> str:
     """Return the metric of the answer with its unit: `Bus bandwidth, GB/s`."""
-    metric, items = answer.metric, answer.asked.items
+    metric, items_noun = answer.metric, answer.asked.items
     assert metric is not None
-    noun = metric_noun(metric, items)
-    unit = unit_of_metric(metric, items)
+    noun = metric_noun(metric, items_noun)
+    unit = unit_of_metric(metric, items_noun)
     if metric.unit == "ms":
         unit = formatting.unit_of(answer.data.rows).name
     text = noun if unit in noun else f"{noun}, {unit}"
-    if noun == f"{items}/s":
+    if noun == f"{items_noun}/s":
         return f"Throughput, {text}"
     return text[:1].upper() + text[1:]
 
@@ -304,23 +315,27 @@ def value_name(answer: RunAnswer) -> str:
 
 def _uncompared_sentence(uncompared: Uncompared) -> str:
     """Return how many points lack a speed-up, and why."""
-    reasons, count = uncompared.reasons, uncompared.count
-    main_reason = not_compared_words(max(reasons, key=lambda why: reasons[why]))
+    count_of_reason, count = uncompared.reasons, uncompared.count
+    most_common = max(count_of_reason, key=lambda reason: count_of_reason[reason])
+    main_reason = not_compared_words(most_common)
     if count == uncompared.points:
         return f"No point has a speed-up: {main_reason}."
-    why = f": {main_reason}" if len(reasons) == 1 else ""
+    why = f": {main_reason}" if len(count_of_reason) == 1 else ""
     have = "has" if count == 1 else "have"
     return f"{count} of {counted(uncompared.points, 'point')} {have} no speed-up{why}."
 
 
-def batch_settings(batch: LargestBatch, batches: LargestBatches, ranks: str) -> str:
-    """Return the settings that distinguish a largest batch, or all settings of a single one."""
+def batch_settings(batch: LargestBatch, batches: LargestBatches, ranks_noun: str) -> str:
+    """Return the settings that distinguish a largest batch; a single batch has all settings."""
     names = batches.differing_settings or tuple(batch.settings)
-    return formatting.words_of_settings({name: batch.settings[name] for name in names}, ranks)
+    return formatting.words_of_settings({name: batch.settings[name] for name in names}, ranks_noun)
 
 
 def what_fits(batch: LargestBatch) -> str:
-    """Return `fit per device (peak of allocated memory 139.12 GiB, …); 1,480 do not`."""
+    """Return `fit per device (peak of allocated memory 139.12 GiB, …); 1,480 do not`.
+
+    The second number is the smallest batch that ran out of memory.
+    """
     peaks = []
     if batch.peak_mem_allocated_bytes is not None:
         allocated = formatting.gib(batch.peak_mem_allocated_bytes)
@@ -351,8 +366,8 @@ def _rate_of_baseline(speed_ups: SpeedUps, answer: RunAnswer) -> str:
     return f"the {answer.asked.items}/s of {baseline}"
 
 
-def _baseline_devices(speed_ups: SpeedUps, ranks: str) -> str:
-    return formatting.ranks_words(int(speed_ups.baseline["world_size"]), ranks)
+def _baseline_devices(speed_ups: SpeedUps, ranks_noun: str) -> str:
+    return formatting.ranks_words(int(speed_ups.baseline["world_size"]), ranks_noun)
 
 
 def main_loss(loss: MainLoss, devices: str) -> list[str]:
@@ -363,15 +378,14 @@ def main_loss(loss: MainLoss, devices: str) -> list[str]:
         devices: number of devices of the points, as `4 GPUs`.
     """
     if loss.cause is None:
-        reasons = list(
-            dict.fromkeys(map(losses_unknown_words, reasons_of_unknown_losses(loss.unknown)))
-        )
+        reasons = {losses_unknown_words(why) for why in reasons_of_unknown_losses(loss.unknown)}
         if len(reasons) == 1:
-            return [f"The reason why scaling is not ideal is unknown: {reasons[0]}."]
+            return [f"The reason why scaling is not ideal is unknown: {reasons.pop()}."]
         if reasons:
             return ["The reason why scaling is not ideal is unknown."]
         return ["The reason why scaling is not ideal was not measured."]
     cause = LOST_TO[loss.cause]
+    # `loss.count` of the `loss.losing` points that lose time have this main cause.
     if loss.count == loss.losing:
         return [_LOST_TIME_MEANING, f"{share_words(*loss.shares)} of the lost time is {cause}."]
     which = f"{loss.count} of {counted(loss.losing, 'point')} with {devices}"
@@ -392,31 +406,31 @@ def unknown_losses(rows: Iterable[ScaledRow]) -> list[str]:
     ]
 
 
-def _gain_sentence(gains: Gains, ranks: str) -> str:
+def _gain_sentence(gains: Gains, ranks_noun: str) -> str:
     """Return the largest gain: `bf16 is 4.19 to 6.83 times as fast as fp32.`."""
     largest = gains.gains[0]
-    settings = formatting.words_of_settings(largest.settings, ranks)
+    settings = formatting.words_of_settings(largest.settings, ranks_noun)
     times = span(formatting.ratio(largest.low), formatting.ratio(largest.high))
-    return f"{settings} is {times} times as fast as {_baseline_words(gains, ranks)}."
+    return f"{settings} is {times} times as fast as {_baseline_words(gains, ranks_noun)}."
 
 
-def _undecided_gains(gains: Gains, ranks: str) -> list[str]:
-    """Return sentences on settings that may be as fast as the baseline; [] without any."""
+def _undecided_gains(gains: Gains, ranks_noun: str) -> list[str]:
+    """Return sentences on settings that may be as fast as the baseline; [] if all are decided."""
     undecided = [gain for gain in gains.gains if gain.rounds_to_decide is not None]
     if not undecided:
         return []
-    names = [formatting.words_of_settings(gain.settings, ranks) for gain in undecided]
+    names = [formatting.words_of_settings(gain.settings, ranks_noun) for gain in undecided]
     rounds = max(gain.rounds_to_decide or 0 for gain in undecided)
-    base = _baseline_words(gains, ranks)
+    base = _baseline_words(gains, ranks_noun)
     return [
         f"It is undecided whether {formatting.some(names)} is faster than {base}.",
         _ask_for_rounds(rounds),
     ]
 
 
-def _baseline_words(gains: Gains, ranks: str) -> str:
+def _baseline_words(gains: Gains, ranks_noun: str) -> str:
     settings = {name: value for name, value in gains.baseline.items() if name != "world_size"}
-    return formatting.words_of_settings(settings, ranks) or "the baseline"
+    return formatting.words_of_settings(settings, ranks_noun) or "the baseline"
 
 
 def _ask_for_rounds(rounds: int) -> str:
@@ -435,10 +449,11 @@ def candidate_name(answer: RunAnswer, candidate: Candidate) -> str:
 
 def _values_sentence(leading: Ranking | Values, answer: RunAnswer) -> str:
     """Return `The bus bandwidth reaches 352.8 GB/s with 4 GPUs, all_reduce, 1 GiB.`."""
-    metric, items = leading.metric, answer.asked.items
+    metric, items_noun = leading.metric, answer.asked.items
+    # The best value of the run comes first.
     case, candidate = leading.figures[0]
-    value = value_words(metric, candidate.value, items)
-    noun = _noun_beside_unit(metric, items)
+    value = value_words(metric, candidate.value, items_noun)
+    noun = _noun_beside_unit(metric, items_noun)
     if len(answer.data.ok_rows) == 1:
         text = f"The {noun or 'value'} is {value}."
         if not follows_step_time(metric) and candidate.row.step_ms_p50 is not None:
@@ -446,17 +461,18 @@ def _values_sentence(leading: Ranking | Values, answer: RunAnswer) -> str:
         return text
     verb = "reaches" if leading.highest_is_best else "goes down to"
     if not noun:
-        noun, verb = "highest value" if leading.highest_is_best else "lowest value", "is"
+        noun = "highest value" if leading.highest_is_best else "lowest value"
+        verb = "is"
     names = filter(None, (candidate_name(answer, candidate), case_name(answer, case)))
     settings = ", ".join(names)
     where = f" with {settings}" if settings else ""
     return f"The {noun} {verb} {value}{where}."
 
 
-def _noun_beside_unit(metric: Metric, items: str) -> str:
-    """Return a noun for a metric that the unit of its values does not repeat; may be ""."""
-    noun = metric_noun(metric, items)
-    if noun != unit_of_metric(metric, items):
+def _noun_beside_unit(metric: Metric, items_noun: str) -> str:
+    """Return the noun of a metric; if its unit says the same, `throughput`, `rate` or ""."""
+    noun = metric_noun(metric, items_noun)
+    if noun != unit_of_metric(metric, items_noun):
         return noun
     if not metric.is_rate:
         return ""
@@ -465,12 +481,14 @@ def _noun_beside_unit(metric: Metric, items: str) -> str:
 
 def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
     """Return sentences on the best setting and its gain, or that there is no clear winner."""
+    # Points are ranked within each case, a combination of the settings that are not compared.
     over_cases = ranking.over_cases
     case = over_cases.case if over_cases else ranking.described_cases[0]
     if case.verdict is RankingVerdict.UNDECIDED or (over_cases and not over_cases.wins):
         return _no_clear_winner(ranking, case, answer)
     best, second = candidate_name(answer, case.best), candidate_name(answer, case.ranked[1])
-    if not over_cases and formatting.ratio(case.gain) == "1.00":
+    is_tie = formatting.ratio(case.gain) == "1.00"
+    if is_tie and not over_cases:
         return [f"{best} and {second} differ by less than 0.5 %."]
     won = _cases_won(ranking, case)
     is_sure = case.verdict is RankingVerdict.BEST
@@ -519,9 +537,10 @@ def _is_needed(ranking: Ranking) -> bool:
 def _lead_over_second(
     ranking: Ranking, won: Sequence[RankedCase], best: str, second: str, noun: str
 ) -> str:
-    """Return by how much the best setting leads in the cases `won`; "" if a second value is 0.
+    """Return by how much the best setting leads; "" if a second value is 0.
 
     Args:
+        won: the cases that the best setting wins.
         best, second: names of the points, for a ranking of a single case.
         noun: the metric in words.
     """
@@ -539,8 +558,9 @@ def _lead_over_second(
         if second_value == 0:
             return ""
         differences.append(best_value / second_value - 1)
-    low, high = sorted(map(abs, (min(differences), max(differences))))
-    shares = share_words(low, high)
+    # If a low value is best, all differences are below 0.
+    sizes = [abs(difference) for difference in differences]
+    shares = share_words(min(sizes), max(sizes))
     if ranking.over_cases:
         second = "the second best"
     if _is_needed(ranking):
@@ -559,21 +579,21 @@ def _cases_won(ranking: Ranking, case: RankedCase) -> list[RankedCase]:
     return cases
 
 
-def _cases_won_words(answer: RunAnswer, won: Sequence[RankedCase], count: int) -> str:
+def _cases_won_words(answer: RunAnswer, won: Sequence[RankedCase], compared_count: int) -> str:
     """Return ` with 1 GPU, 2 GPUs and 4 GPUs`, or ` in 3 of 4 combinations of k and m`."""
     names = answer.case_settings
     if len(names) != 1 or len(won) > _MOST_NAMED:
         # Cases with a single point have no winner.
-        compared = " that can be compared" if count < len(answer.cases) else ""
-        return f" {cases_words(len(won), count, names)}{compared}"
+        compared = " that can be compared" if compared_count < len(answer.cases) else ""
+        return f" {cases_words(len(won), compared_count, names)}{compared}"
     *others, last = [case_name(answer, case) for case in won]
     return f" with {', '.join(others)} and {last}" if others else f" with {last}"
 
 
 def _memory_sentence(ranking: Ranking, answer: RunAnswer) -> str:
     """Return the sentence that memory is unknown; "" unless a job with a question ran on CPUs."""
-    rows = answer.data.ok_rows
-    reasons = {(row.not_measured or {}).get("mem_parameters_bytes") for row in rows}
+    # not_measured: column -> why it is null
+    reasons = {(row.not_measured or {}).get("mem_parameters_bytes") for row in answer.data.ok_rows}
     if not answer.asked.question or reasons != {NotMeasured.MEMORY_OF_CPU}:
         return ""
     noun = metric_noun(ranking.metric, answer.asked.items)
@@ -582,7 +602,8 @@ def _memory_sentence(ranking: Ranking, answer: RunAnswer) -> str:
 
 def _findings_of_values(leading: Values, answer: RunAnswer) -> list[str]:
     """Return sentences on the datasheet's peak, time.time(), and the smallest message."""
-    sentences = [datasheet_sentence(leading.metric, leading.figures[0][1].row)]
+    _, best = leading.figures[0]
+    sentences = [datasheet_sentence(leading.metric, best.row)]
     if leading.metric.name == "wall_unsynced_share":
         values = [case.best.value for case in leading.cases]
         shown = formatting.share_words(min(values), max(values))
@@ -664,6 +685,7 @@ def next_command(following: NextCommand) -> list[str]:
     whole = label + formatting.command(*following.words)
     if len(whole) <= WIDTH:
         return [whole]
+    # The command, then each option with its values.
     groups: list[list[str]] = [[]]
     for word in following.words:
         if _OPTION.match(word):
@@ -672,7 +694,7 @@ def next_command(following: NextCommand) -> list[str]:
     lines = [formatting.command(*groups[0])]
     for group in groups[1:]:
         option = formatting.quoted(*group)
-        # Room for the backslash.
+        # A blank before the option, and ` \` after it.
         if len(lines[-1]) + len(option) + 3 <= WIDTH:
             lines[-1] += f" {option}"
         else:

@@ -114,13 +114,13 @@ def doubt_advice(doubt: Doubt, row: PointRow | None) -> str:
     return _ADVICE.get(doubt.kind, "")
 
 
-def drift_words(doubt: Doubt, ranks: str) -> str:
-    """Return a drift of the machine as a clause; `ranks` is `GPUs` or `workers`."""
+def drift_words(doubt: Doubt, ranks_noun: str) -> str:
+    """Return a drift of the machine as a clause; `ranks_noun` is `GPUs` or `workers`."""
     drift = doubt.value or 0.0
     change = "slower" if drift > 0 else "faster"
     return (
         f"the machine became {share_words(abs(drift), digits=1)} {change} while the points of "
-        f"{doubt.subject} {ranks} ran"
+        f"{doubt.subject} {ranks_noun} ran"
     )
 
 

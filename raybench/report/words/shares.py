@@ -18,9 +18,11 @@ from raybench.stats.shares import fast_devices
 _LEAST_GAIN = 0.02
 
 
-def best_shares_words(best: BestShares, fleets: Sequence[UnevenFleet], ranks: str) -> list[str]:
+def best_shares_words(
+    best: BestShares, fleets: Sequence[UnevenFleet], ranks_noun: str
+) -> list[str]:
     """Return sentences on the best shares, their largest gain, and the undecided fleets."""
-    cases, name = len(fleets), fleet_name(best.fleet, ranks, fleets)
+    cases, name = len(fleets), fleet_name(best.fleet, ranks_noun, fleets)
     settings = varying([fleet.first for fleet in fleets], ("shares",))
     gain = _faster_or_slower(best.gain)
     if best.shares is None:
@@ -58,21 +60,24 @@ def meaning(names: Iterable[str]) -> str:
     return f"division of the work: {'; '.join(meanings)}"
 
 
-def fleet_name(fleet: UnevenFleet, ranks: str, fleets: Sequence[UnevenFleet] = ()) -> str:
+def fleet_name(fleet: UnevenFleet, ranks_noun: str, fleets: Sequence[UnevenFleet] = ()) -> str:
     """Return the slow devices and distinguishing settings: `1 of 2 GPUs at 48 % speed, bf16`.
 
     Args:
         fleet: devices without a probe count as 100 %.
-        ranks: `GPUs` or `workers`.
+        ranks_noun: `GPUs` or `workers`.
         fleets: all fleets of the run.
     """
-    settings = settings_words(fleet.first, distinguishing_settings_of(fleet, fleets), ranks)
-    return ", ".join(filter(None, (_slow_devices(fleet, ranks), settings)))
+    settings = settings_words(fleet.first, distinguishing_settings_of(fleet, fleets), ranks_noun)
+    return ", ".join(filter(None, (_slow_devices(fleet, ranks_noun), settings)))
 
 
-def _slow_devices(fleet: UnevenFleet, ranks: str) -> str:
+def _slow_devices(fleet: UnevenFleet, ranks_noun: str) -> str:
     """Return `1 of 2 GPUs at 48 % speed` or `2 GPUs, none slow`."""
-    devices, slow_count = formatting.ranks_words(fleet.first.world_size, ranks), fleet.slow_count
+    devices, slow_count = (
+        formatting.ranks_words(fleet.first.world_size, ranks_noun),
+        fleet.slow_count,
+    )
     if not slow_count:
         return f"{devices}, none slow"
     how = "slowed to" if fleet.first.slow_ratio < 1 else "at"
@@ -159,12 +164,12 @@ def estimated_gains(speeds: Sequence[float], exchange: float) -> str:
     )
 
 
-def slow_rank(row: ScaledRow, ranks: str) -> str:
+def slow_rank(row: ScaledRow, ranks_noun: str) -> str:
     """Return a sentence on the slow rank and the gain by other shares; "" for a gain below 2 %.
 
     Args:
         row: a point with equal shares and a slow rank.
-        ranks: `GPUs` or `workers`.
+        ranks_noun: `GPUs` or `workers`.
     """
     local_ms = row.local_step_ms_by_rank or ()
     slowest_ms = max(local_ms)
@@ -172,5 +177,5 @@ def slow_rank(row: ScaledRow, ranks: str) -> str:
     gains = estimated_gains([1 / ms for ms in local_ms], exchange_ms / slowest_ms)
     if not gains:
         return ""
-    of_ranks = formatting.ranks_words(row.world_size, ranks)
+    of_ranks = formatting.ranks_words(row.world_size, ranks_noun)
     return f"Rank {local_ms.index(slowest_ms)} of {of_ranks} is slow; {gains}"
