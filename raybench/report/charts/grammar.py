@@ -29,7 +29,7 @@ Mark = dict[str, Any]
 # Width and height in px. A chart is as wide as the text on a phone, so that labels of 12 px are
 # never made smaller. The height excludes axes and legend.
 _WIDTH, _HEIGHT = 350, 195
-# Lines differ by colour and shape; page.css gives the colours.
+# Lines differ by colour and shape; page.css gives 7 colours.
 MOST_LINES, MOST_PANELS, MOST_BARS = 7, 8, 72
 _SHAPES = (
     *("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"),
@@ -43,8 +43,8 @@ _AXIS_PX, _ENTRY_PX, _LETTER_PX = 52, 30, 6.2
 _CAPITAL_PX = 8.2
 # A label of a legend is at least so wide, even if it covers the axis.
 _LEAST_LABEL_PX = 186
-# Room for the name of a bar.
-_NAME_PX = 170
+# Room for the name of a bar, and for the gaps around names and bars.
+_NAME_PX, _AROUND_BARS_PX = 170, 20
 # Distance between legend and plot, also if a title or label stands between both.
 _LEGEND_PX, _LEGEND_ABOVE_TITLE_PX = 6, 22
 # Bars longer than this share of the longest bar have their number inside, other bars beside them.
@@ -129,17 +129,16 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class LegendLayout:
     """How the legend of the series is drawn."""
 
-    # Shape of the keys; None uses the shape of the marks.
+    # Shape of the symbols; None uses the shape of the marks.
     symbol: str | None = None
-    # Width of the legend in px.
-    room: float = _WIDTH
-    # Distance between legend and plot in px.
-    offset: int = _LEGEND_PX
+    width_px: float = _WIDTH
+    # Distance between legend and plot.
+    offset_px: int = _LEGEND_PX
     # Whether there is a legend; None: if there are several series.
-    are_shown: bool | None = None
+    is_shown: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,68 +256,81 @@ def names_axis(names: Sequence[str], **settings: Any) -> Spec:
     }
 
 
-_DEFAULT_KEYS = Keys()
+_DEFAULT_LEGEND = LegendLayout()
 
 
 def by_series(
-    names: Sequence[str], channel: str, values: Sequence[str] = (), keys: Keys = _DEFAULT_KEYS
+    names: Sequence[str],
+    channel: str,
+    colors_or_shapes: Sequence[str] = (),
+    layout: LegendLayout = _DEFAULT_LEGEND,
 ) -> Spec:
     """Return the encoding that gives each series its colour or shape, and a legend.
 
     Args:
         names: the values of the field `line`, in the order of the legend.
         channel: "color" or "shape".
-        values: colour or shape of each name; the default values repeat after seven.
-        keys: how the legend is drawn.
+        colors_or_shapes: colour or shape of each name; the defaults repeat after seven.
+        layout: how the legend is drawn.
     """
     defaults = [f"var(--s{number % MOST_LINES + 1})" for number in range(len(names))]
     if channel == "shape":
         defaults = [_SHAPES[number % MOST_LINES] for number in range(len(names))]
-    longest = max(map(len, names), default=0)
-    columns = max(1, min(len(names), int(keys.room / (_ENTRY_PX + _LETTER_PX * longest))))
+    longest_name = max(map(len, names), default=0)
+    entry_px = _ENTRY_PX + _LETTER_PX * longest_name
+    columns = max(1, min(len(names), int(layout.width_px / entry_px)))
     # The axis takes room to the left of the legend.
-    label_px = max(_LEAST_LABEL_PX, keys.room - _ENTRY_PX - _AXIS_PX)
-    folded = {name: _fold(name, label_px) for name in names}
-    legend: Spec = {"columns": columns, "offset": keys.offset} | _label_setting(folded)
-    legend |= {"symbolType": keys.symbol} if keys.symbol else {}
-    has_legend = len(names) > 1 if keys.are_shown is None else keys.are_shown
+    label_px = max(_LEAST_LABEL_PX, layout.width_px - _ENTRY_PX - _AXIS_PX)
+    folded_names = {name: _fold(name, label_px) for name in names}
+    legend: Spec = {"columns": columns, "offset": layout.offset_px} | _label_setting(folded_names)
+    legend |= {"symbolType": layout.symbol} if layout.symbol else {}
+    has_legend = len(names) > 1 if layout.is_shown is None else layout.is_shown
     return {
         "field": "line",
         "type": "nominal",
         "title": None,
-        "scale": {"domain": list(names), "range": list(values or defaults)},
+        "scale": {"domain": list(names), "range": list(colors_or_shapes or defaults)},
         "legend": legend if has_legend else None,
     }
 
 
-def _line_encoding(lines: Sequence[str], marks: Sequence[Mark], channel: str, offset: int) -> Spec:
+def _line_encoding(
+    lines: Sequence[str],  # names of the lines of all panels
+    marks: Sequence[Mark],  # of one panel
+    channel: str,  # "color" or "shape"
+    legend_offset_px: int,
+) -> Spec:
     """Return the encoding of the lines in a panel; a line looks the same in all panels."""
-    with_marks = {mark["line"] for mark in marks}
-    drawn = [name for name in lines if name in with_marks]
-    value_of_line = dict(zip(lines, by_series(lines, channel)["scale"]["range"], strict=True))
-    values = [value_of_line[name] for name in drawn]
-    return by_series(drawn, channel, values, Keys(offset=offset, are_shown=len(lines) > 1))
+    lines_with_marks = {mark["line"] for mark in marks}
+    drawn = [line for line in lines if line in lines_with_marks]
+    colors_or_shapes = by_series(lines, channel)["scale"]["range"]
+    look_of_line = dict(zip(lines, colors_or_shapes, strict=True))
+    layout = LegendLayout(offset_px=legend_offset_px, is_shown=len(lines) > 1)
+    return by_series(drawn, channel, [look_of_line[line] for line in drawn], layout)
 
 
 def _fold(text: str, width_px: float) -> list[str]:
     """Return the lines of a text, at least one; long names are folded after `=` or `_`."""
     letter_px = _CAPITAL_PX if text.isupper() else _LETTER_PX
-    most = int(width_px / letter_px)
+    most_chars = int(width_px / letter_px)
     lines: list[str] = []
-    for line in textwrap.wrap(text, most, break_long_words=False) or [""]:
-        while len(line) > most:
+    for line in textwrap.wrap(text, most_chars, break_long_words=False) or [""]:
+        rest = line
+        while len(rest) > most_chars:
+            last_sign = max(rest.rfind(sign, 0, most_chars) for sign in "=_")
             # Without such a sign, the name is folded anywhere.
-            end = 1 + max(line.rfind(sign, 0, most) for sign in "=_")
-            end = end or most
-            lines.append(line[:end])
-            line = line[end:]
-        lines.append(line)
+            end = most_chars if last_sign == -1 else last_sign + 1
+            lines.append(rest[:end])
+            rest = rest[end:]
+        lines.append(rest)
     return lines
 
 
-def _label_setting(lines: Mapping[str, Sequence[str]]) -> Spec:
-    """Return the setting of an axis or a legend; `lines` has the lines of each value's label."""
-    return {"labelExpr": f"{json.dumps(_printable(lines))}[datum.label]"}
+def _label_setting(
+    lines_of_label: Mapping[str, Sequence[str]],  # value -> lines of its label
+) -> Spec:
+    """Return the setting of an axis or a legend that writes labels in several lines."""
+    return {"labelExpr": f"{json.dumps(_printable(lines_of_label))}[datum.label]"}
 
 
 def line_panel(
@@ -349,10 +361,10 @@ def line_panel(
     intervals = [mark for mark in drawn if mark.get("low") is not None]
     interval = {"x": channels["x"], "y": {"field": "low", **y}, "y2": {"field": "high"}}
     ideal = [{"x": x, "y": value, "text": "ideal"} for x, value in layout.ideal]
-    # Crosses of several lines may coincide, so a covered cross is larger.
-    sizes = {line: 50 + 60 * number for number, line in enumerate(reversed(lines))}
-    crosses = [{**mark, "size": sizes[mark["line"]]} for mark in marks if mark["y"] is None]
-    crosses.sort(key=lambda mark: -float(mark["size"]))
+    # Crosses of several lines may coincide, so the cross below is larger.
+    size_of_line = {line: 50 + 60 * number for number, line in enumerate(reversed(lines))}
+    crosses = [{**mark, "size": size_of_line[mark["line"]]} for mark in marks if mark["y"] is None]
+    crosses.sort(key=lambda cross: -float(cross["size"]))
     on_axis = {**channels, "y": {"value": "height"}, "size": {"field": "size", "scale": None}}
     width = 2 if layout.has_points else 1.5
     numbers = [
@@ -376,11 +388,13 @@ def line_panel(
 def _numbered_ends(marks: Sequence[Mark]) -> list[tuple[Mark, int]]:
     """Return the highest and lowest mark at the largest x, with the shift of its number in px."""
     numbered = [mark for mark in marks if mark.get("number")]
-    end = max((mark["x"] for mark in numbered), default=None)
-    last = sorted((mark for mark in numbered if mark["x"] == end), key=lambda mark: -mark["y"])
-    if len(last) < 2:
-        return [(mark, 0) for mark in last]
-    return [(last[0], -8), (last[-1], 8)]
+    largest_x = max((mark["x"] for mark in numbered), default=None)
+    at_end = [mark for mark in numbered if mark["x"] == largest_x]
+    at_end.sort(key=lambda mark: -mark["y"])
+    if len(at_end) < 2:
+        return [(mark, 0) for mark in at_end]
+    # One number moves up and the other down, so that close numbers do not overlap.
+    return [(at_end[0], -8), (at_end[-1], 8)]
 
 
 def bar_panels(bars: Sequence[Bar], layout: BarLayout) -> list[Panel]:
@@ -392,19 +406,20 @@ def bar_panels(bars: Sequence[Bar], layout: BarLayout) -> list[Panel]:
             side by side. Stacked marks reach from `x` to `x2`.
         layout: stacked bars need a `domain` in the scale of `x` that includes every `x2`.
     """
-    bars_of_panel: dict[str, list[Bar]] = {}
+    bars_of_title: dict[str, list[Bar]] = {}
     for bar in bars:
-        bars_of_panel.setdefault(bar.panel, []).append(bar)
+        bars_of_title.setdefault(bar.panel, []).append(bar)
     panels = []
-    for title, members in bars_of_panel.items():
-        has_intervals = any(mark.get("low") is not None for bar in members for mark in bar.marks)
-        scale = {"domain": _bar_domain(members, layout.level, has_intervals), **layout.x["scale"]}
+    for title, alike in bars_of_title.items():
+        has_intervals = any(mark.get("low") is not None for bar in alike for mark in bar.marks)
+        scale = {"domain": _bar_domain(alike, layout.level, has_intervals), **layout.x["scale"]}
         scaled = replace(layout, x={**layout.x, "scale": scale})
         # The numbers of bars in these panels differ by at most one.
-        count = math.ceil(len(members) / _BARS_OF_A_PANEL)
-        for number in range(count):
-            start, end = number * len(members) // count, (number + 1) * len(members) // count
-            panels.append(_bar_panel(title, members[start:end], scaled, has_intervals))
+        panel_count = math.ceil(len(alike) / _BARS_OF_A_PANEL)
+        for number in range(panel_count):
+            start = number * len(alike) // panel_count
+            end = (number + 1) * len(alike) // panel_count
+            panels.append(_bar_panel(title, alike[start:end], scaled, has_intervals))
     return panels
 
 
@@ -414,16 +429,20 @@ def _bar_domain(bars: Sequence[Bar], level: Level | None, has_intervals: bool) -
     low = min(0.0, *(min(mark["x"], mark.get("low") or 0.0) for mark in marks))
     high = max(level.value if level else 0.0, *(_end_of_bar(mark) for mark in marks))
     if has_intervals:
-        room_px = _bar_room_px([bar.name for bar in bars])
+        # Lengthen the scale, so that the longest text fits to the right of the largest value.
+        plot_px = _bar_room_px([bar.name for bar in bars])
         text_px = _LETTER_PX * max(len(mark.get("text", "")) for mark in marks) + 8
-        high = low + (high - low) * room_px / (room_px - min(text_px, room_px / 2))
+        px_of_values = plot_px - min(text_px, plot_px / 2)
+        high = low + (high - low) * plot_px / px_of_values
     return [low, high]
 
 
 def _bar_panel(title: str, bars: Sequence[Bar], layout: BarLayout, has_intervals: bool) -> Panel:
     """Return one panel; texts stand beside intervals, beside short bars, or inside long bars."""
     # Several bars may have the same name, so each is identified by its number.
-    marks = [{**mark, "bar": str(n)} for n, bar in enumerate(bars) for mark in bar.marks]
+    marks: list[Mark] = []
+    for number, bar in enumerate(bars):
+        marks += [{**mark, "bar": str(number)} for mark in bar.marks]
     y, most_lines = _bar_names_axis(bars)
     x, series, level = layout.x, layout.series, layout.level
     channels: Spec = {"x": {"field": "x", **x}, "y": y}
@@ -433,14 +452,17 @@ def _bar_panel(title: str, bars: Sequence[Bar], layout: BarLayout, has_intervals
         channels["yOffset"] = {"field": "line", "type": "nominal", "sort": list(series)}
     color: Spec = {"value": "var(--s1)"}
     if series:
-        room_px = _bar_room_px([bar.name for bar in bars])
-        offset = _LEGEND_ABOVE_TITLE_PX if level else _LEGEND_PX
-        keys = Keys(symbol="square", room=room_px, offset=offset)
-        color = by_series(series, "color", layout.colors, keys)
+        legend = LegendLayout(
+            symbol="square",
+            width_px=_bar_room_px([bar.name for bar in bars]),
+            offset_px=_LEGEND_ABOVE_TITLE_PX if level else _LEGEND_PX,
+        )
+        color = by_series(series, "color", layout.colors, legend)
     intervals = [mark for mark in marks if mark.get("low") is not None]
     interval = {**channels, "x": {"field": "low", **x}, "x2": {"field": "high"}}
     longest = max([*(mark["x"] for mark in marks), level.value if level else 0.0])
     texts = [{**mark, "x": _end_of_bar(mark)} for mark in marks if "text" in mark]
+    # An expression of Vega: whether a text is inside its bar.
     is_inside = "false" if has_intervals else f"datum.x > {_LONG_BAR * longest}"
     layers = _layers_with_marks(
         _layer(marks, {"type": "bar"}, channels, color=color),
@@ -454,20 +476,23 @@ def _bar_panel(title: str, bars: Sequence[Bar], layout: BarLayout, has_intervals
         ),
         *_level_line(level, "x", channels["x"]),
     )
-    side_by_side = 1 if layout.is_stacked else len(series)
-    bar_px = max(_BAR_PX, 0.9 * _BAR_PX * side_by_side, _LINE_PX * most_lines + 6)
+    bars_side_by_side = 1 if layout.is_stacked else len(series)
+    bar_px = max(_BAR_PX, 0.9 * _BAR_PX * bars_side_by_side, _LINE_PX * most_lines + 6)
     return Panel(title=title, layers=layers, height=round(bar_px * len(bars)))
 
 
 def _bar_names_axis(bars: Sequence[Bar]) -> tuple[Spec, int]:
     """Return the channel of y that names bars, and the number of lines of the longest name."""
-    names = [_fold(bar.name, _NAME_PX) for bar in bars]
-    most_lines = max(map(len, names))
-    # The middle of a label would be below its bar: empty lines and the offset move it up.
-    lines = {str(n): [""] * ((most_lines - len(name)) // 2) + name for n, name in enumerate(names)}
-    labels = _label_setting(lines)
+    folded_names = [_fold(bar.name, _NAME_PX) for bar in bars]
+    most_lines = max(map(len, folded_names))
+    lines_of_bar = {}  # number of the bar -> lines of its label
+    for number, lines in enumerate(folded_names):
+        # The middle of a label would be off its bar: empty lines and the offset correct this.
+        empty_lines = [""] * ((most_lines - len(lines)) // 2)
+        lines_of_bar[str(number)] = [*empty_lines, *lines]
+    labels = _label_setting(lines_of_bar)
     labels |= {"labelLimit": _NAME_PX, "labelOffset": _LINE_PX * (1 - most_lines) / 2}
-    channel = {"field": "bar", **names_axis(list(lines), **labels)}
+    channel = {"field": "bar", **names_axis(list(lines_of_bar), **labels)}
     channel["scale"] = {"paddingInner": 0.25, "paddingOuter": 0.12}
     return channel, most_lines
 
@@ -479,7 +504,8 @@ def _end_of_bar(mark: Mark) -> float:
 
 def _bar_room_px(names: Sequence[str]) -> float:
     """Return the width that is left for bars beside their names."""
-    return _WIDTH - 20 - min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
+    names_px = min(_NAME_PX, _LETTER_PX * max(map(len, names), default=0))
+    return _WIDTH - _AROUND_BARS_PX - names_px
 
 
 def heat_panel(cells: Sequence[Mark], layout: HeatLayout, title: str = "") -> Panel:
@@ -517,9 +543,13 @@ def scatter_panel(marks: Sequence[Mark], layout: ScatterLayout, title: str = "")
         title: title of the panel.
     """
     channels: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
-    with_marks = {mark["line"] for mark in marks}
-    drawn = [name for name in layout.kinds if name in with_marks]
-    shapes, colors = zip(*(layout.kinds[name] for name in drawn), strict=True)
+    lines_with_marks = {mark["line"] for mark in marks}
+    drawn = [line for line in layout.kinds if line in lines_with_marks]
+    shapes, colors = [], []
+    for line in drawn:
+        shape, color = layout.kinds[line]
+        shapes.append(shape)
+        colors.append(color)
     layers = _layers_with_marks(
         *layout.below,
         *_level_line(layout.level, "x", channels["x"]),
@@ -585,6 +615,7 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         title: replaces the title of the figure.
         below: a line under the title.
     """
+    # Two or four panels fill two columns.
     columns = {1: 1, 2: 2, 4: 2}.get(len(figure.panels), 3)
     width, least_height = (520, 300) if columns == 1 else (300, 0)
     panels = []
@@ -609,6 +640,7 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         spacing=24,
     )
     css = resources.files("raybench.report").joinpath("html/page.css").read_text("utf-8")
+    # CSS variable -> colour of the light and of the dark theme
     colors = {name: (light, dark) for name, light, dark in _COLOR.findall(css)}
     light_svg = _USED.sub(lambda match: colors[match[1]][0], svg)
     if kind == "png":
@@ -622,6 +654,7 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
         for paint in ("fill", "stroke"):
             rules += f'[{paint}="{light}"]{{{paint}:{dark}}}'
     style = f"<style>@media (prefers-color-scheme: dark) {{{rules}}}</style>"
+    # The style comes right after the first tag, <svg>.
     return light_svg.replace("><", f">{style}<", 1).encode()
 
 
@@ -634,7 +667,7 @@ def _svg(**spec: Any) -> str:
 
 
 def _printable(part: Any) -> Any:
-    """Return a specification without control characters, which make vl_convert abort."""
+    """Return a part of a specification without control characters, which make vl_convert abort."""
     if isinstance(part, str):
         return "\n".join(map(printable, part.split("\n")))
     if isinstance(part, Mapping):
@@ -647,23 +680,26 @@ def _layers_with_marks(*layers: Spec) -> list[Spec]:
     return [layer for layer in layers if layer["data"]["values"]]
 
 
-def _layer(values: Sequence[Mark], mark: Spec, channels: Spec, **encoding: Spec) -> Spec:
-    """Return a layer of marks of one kind; the page shows tooltips if the first mark has one."""
+def _layer(marks: Sequence[Mark], style: Spec, channels: Spec, **encoding: Spec) -> Spec:
+    """Return a layer of marks of one style; the page shows tooltips if the first mark has one."""
     tip = {"description": {"field": "tip", "type": "nominal"}}
-    has_tips = mark["type"] not in ("line", "rule") and bool(values) and "tip" in values[0]
+    # The points on a line, and the bars under a rule, have the tooltips.
+    may_have_tips = style["type"] not in ("line", "rule")
+    has_tips = may_have_tips and bool(marks) and "tip" in marks[0]
     return {
-        "data": {"values": list(values)},
-        "mark": {**mark, "aria": has_tips},
+        "data": {"values": list(marks)},
+        "mark": {**style, "aria": has_tips},
         "encoding": {**channels, **encoding, **(tip if has_tips else {})},
     }
 
 
 def _text_layer(
-    values: Sequence[Mark], channels: Spec, field: str = "text", **settings: Any
+    marks: Sequence[Mark], channels: Spec, field: str = "text", **settings: Any
 ) -> Spec:
     """Return a layer that writes a field of each mark, with settings of Vega-Lite."""
     texts = []
-    for mark in values:
+    for mark in marks:
+        # The bar, cell or point beside the text has the tooltip.
         texts.append({name: value for name, value in mark.items() if name != "tip"})
     style = {"type": "text", "fontSize": 12, "baseline": "middle", "color": "var(--text)"}
     return _layer(texts, style | settings, channels, text={"field": field, "type": "nominal"})
@@ -673,11 +709,11 @@ def _level_line(level: Level | None, channel: str, axis: Spec) -> list[Spec]:
     """Return the layers of a dashed line at a value of `channel`, "x" or "y", with its label."""
     if level is None:
         return []
-    values = [{"level": level.value, "text": level.label}]
+    marks = [{"level": level.value, "text": level.label}]
     channels = {channel: {**axis, "field": "level"}}
-    line = _layer(values, {"type": "rule", **_DASHED}, channels)
+    line = _layer(marks, {"type": "rule", **_DASHED}, channels)
     # The label stands at the right end of a horizontal line, or above a vertical line.
     end = {"x": {"value": "width"}} if channel == "y" else {"y": {"value": -5}}
     shift: Spec = {"dy": -8} if channel == "y" else {"dx": 4}
-    label = _text_layer(values, channels | end, color="var(--quiet)", align="right", **shift)
+    label = _text_layer(marks, channels | end, color="var(--quiet)", align="right", **shift)
     return [line, label]

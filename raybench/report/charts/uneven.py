@@ -10,7 +10,7 @@ from raybench.report.charts import Chart, ChartData
 from raybench.report.charts.grammar import (
     Figure,
     HeatLayout,
-    Keys,
+    LegendLayout,
     LineLayout,
     Mark,
     axis,
@@ -60,7 +60,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
     map_layout = HeatLayout(
         x=names_axis(columns, orient="top", labelAngle=0),
         y=names_axis(speeds) | {"title": "speed"},
-        color=by_series(shares, "color", keys=Keys(symbol="square")),
+        color=by_series(shares, "color", layout=LegendLayout(symbol="square")),
         height=max(80, 34 * len(speeds)),
         inverse="true",
     )

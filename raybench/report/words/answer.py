@@ -487,8 +487,7 @@ def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
     if case.verdict is RankingVerdict.UNDECIDED or (over_cases and not over_cases.wins):
         return _no_clear_winner(ranking, case, answer)
     best, second = candidate_name(answer, case.best), candidate_name(answer, case.ranked[1])
-    is_tie = formatting.ratio(case.gain) == "1.00"
-    if is_tie and not over_cases:
+    if not over_cases and formatting.ratio(case.gain) == "1.00":
         return [f"{best} and {second} differ by less than 0.5 %."]
     won = _cases_won(ranking, case)
     is_sure = case.verdict is RankingVerdict.BEST
@@ -558,9 +557,9 @@ def _lead_over_second(
         if second_value == 0:
             return ""
         differences.append(best_value / second_value - 1)
-    # If a low value is best, all differences are below 0.
-    sizes = [abs(difference) for difference in differences]
-    shares = share_words(min(sizes), max(sizes))
+    # If a low value is best, the differences are below 0.
+    low, high = sorted((abs(min(differences)), abs(max(differences))))
+    shares = share_words(low, high)
     if ranking.over_cases:
         second = "the second best"
     if _is_needed(ranking):
