@@ -55,7 +55,7 @@ class RankTimes:
     """Step times of a point by rank and iteration."""
 
     row: ScaledRow
-    # As `rank_by_iteration` returns them.
+    # A row for each rank, a column for the first of each group of iterations.
     times_ms: pd.DataFrame
     # The median of all samples.
     median_ms: float
@@ -103,7 +103,7 @@ class Chart:
     # The page sorts its charts by this number.
     position: int
     # Order in which charts are tried as the answer to the question; None: never the answer.
-    answers: int | None = None
+    answer_order: int | None = None
     # The chart answers only questions about one of RATIO_METRICS.
     is_of_ratios: bool = False
     # The page omits the chart unless it is the answer.
@@ -121,22 +121,23 @@ def _all_charts() -> tuple[Chart, ...]:
 
 def main_figure(data: ChartData) -> Figure | None:
     """Return the figure that answers the question of the job; None if nothing was measured."""
-    is_ratio = data.answer.asked.metric in RATIO_METRICS
-    charts = [chart for chart in _all_charts() if chart.answers]
-    for chart in sorted(charts, key=lambda chart: chart.answers or 0):
-        if is_ratio or not chart.is_of_ratios:
+    asks_for_ratio = data.answer.asked.metric in RATIO_METRICS
+    charts = [chart for chart in _all_charts() if chart.answer_order]
+    for chart in sorted(charts, key=lambda chart: chart.answer_order or 0):
+        if asks_for_ratio or not chart.is_of_ratios:
             figure = chart.draw(data)
             if figure is not None:
                 return figure
     return None
 
 
-def other_figures(data: ChartData, first: Figure | None) -> list[Figure]:
-    """Return the figures of the page in order, except the main figure `first`."""
+def other_figures(data: ChartData, main: Figure | None) -> list[Figure]:
+    """Return the figures of the page in order, except the main figure."""
     figures = []
     for chart in _all_charts():
         figure = None if chart.is_only_first else chart.draw(data)
-        if figure is not None and (first is None or figure.anchor != first.anchor):
+        is_main = figure is not None and main is not None and figure.anchor == main.anchor
+        if figure is not None and not is_main:
             figures.append(figure)
     return figures
 
@@ -162,28 +163,30 @@ def why_no_figure(data: RunData) -> str:
     """Return why a run has no main figure, as the end of a sentence."""
     if not data.rows:
         return "no point of this run has been finished yet"
-    ended = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in data.rows)
-    return f"no point of this run was measured ({', '.join(ended)})"
+    statuses = dict.fromkeys(formatting.STATUS_WORDS[row.status] for row in data.rows)
+    return f"no point of this run was measured ({', '.join(statuses)})"
 
 
-def in_order(rows: Sequence[ScaledRow], last: Collection[str] = ()) -> list[ScaledRow]:
-    """Return points sorted by the settings that vary; settings in `last` vary fastest."""
-    return sorted(rows, key=_sort_key(rows, last))
+def in_order(rows: Sequence[ScaledRow], fastest: Collection[str] = ()) -> list[ScaledRow]:
+    """Return points sorted by the settings that vary; settings in `fastest` vary fastest."""
+    return sorted(rows, key=_sort_key(rows, fastest))
 
 
-def _sort_key(rows: Sequence[ScaledRow], last: Collection[str]) -> Callable[[ScaledRow], list[Any]]:
-    """Return the sort key of `in_order`."""
-    names = sorted(distinguishing_settings(rows), key=lambda name: name in last)
+def _sort_key(
+    rows: Sequence[ScaledRow], fastest: Collection[str]
+) -> Callable[[ScaledRow], list[Any]]:
+    """Return a sort key by the settings in which `rows` differ; `fastest` settings come last."""
+    names = sorted(distinguishing_settings(rows), key=lambda name: name in fastest)
     return lambda row: [setting_order(setting_of(row, name)) for name in names]
 
 
 def point_name(row: ScaledRow, names: Iterable[str], ranks_noun: str) -> str:
-    """Return the first lines of a tooltip: the settings of a point, and its id."""
+    """Return the first lines of a tooltip: the settings `names` of a point, and its id."""
     return f"{settings_words(row, names, ranks_noun)}\npoint {row.point_id}".strip()
 
 
 def line_name(row: ScaledRow, names: Sequence[str], ranks_noun: str) -> str:
-    """Return the settings of a line in words; the workload if there are none."""
+    """Return the settings `names` in words, for the legend; the workload without settings."""
     return settings_words(row, names, ranks_noun) or formatting.plain(row.workload)
 
 
@@ -235,8 +238,8 @@ def bar_figure(
     has_panels = len(drawn) >= 2 * len(set(panel_names))
     bars = []
     for panel_name, (row, marks) in zip(panel_names, drawn, strict=True):
-        begin = point_name(row, names, ranks_noun)
-        with_name = [{**mark, "tip": f"{begin}\n{mark['tip']}"} for mark in marks]
+        first_lines = point_name(row, names, ranks_noun)
+        with_name = [{**mark, "tip": f"{first_lines}\n{mark['tip']}"} for mark in marks]
         if has_panels:
             name = settings_words(row, bar_settings, ranks_noun)
             bars.append(Bar(panel=panel_name, name=name, marks=with_name))
@@ -278,9 +281,9 @@ class LineFigure:
     note: str
     layout: LineLayout
     # Settings in which the points of one line may differ, such as the setting along x.
-    over: Sequence[str]
+    within_line: Sequence[str]
     # Settings whose values are lines; each combination of other settings is a panel.
-    lines_by: Sequence[str]
+    between_lines: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,28 +298,30 @@ class _PanelMarks:
     @property
     def missing_sentence(self) -> str:
         """Return a sentence that names the points that are not drawn, or ""."""
-        text = "; ".join(f"{', '.join(names)}: {why}" for why, names in self.missing.items())
-        return f"Not drawn: {text}." if text else ""
+        phrases = [f"{', '.join(names)}: {why}" for why, names in self.missing.items()]
+        return f"Not drawn: {'; '.join(phrases)}." if phrases else ""
 
     @property
     def has_line(self) -> bool:
         """Return whether at least one line has values at two x."""
-        places = {(mark["line"], mark["x"]) for mark in self.marks if mark["y"] is not None}
-        lines = {line for line, _ in places}
-        return len(places) > len(lines)
+        x_of_line: dict[str, set[float]] = {}
+        for mark in self.marks:
+            if mark["y"] is not None:
+                x_of_line.setdefault(mark["line"], set()).add(mark["x"])
+        return any(len(x_values) > 1 for x_values in x_of_line.values())
 
 
 def line_figure(data: ChartData, figure: LineFigure, points: Sequence[LinePoint]) -> Figure | None:
     """Return points as at most 7 lines in 8 panels; None if no line has values at two x."""
-    sort_key = _sort_key([point.row for point in points], figure.over)
+    sort_key = _sort_key([point.row for point in points], figure.within_line)
     points = sorted(points, key=lambda point: sort_key(point.row))
     points_of_panel, all_lines = _panels_and_lines(points, figure, data.ranks)
     lines = all_lines[:MOST_LINES]
     names = varying([point.row for point in points])
     drawn = []
-    for title, members in list(points_of_panel.items())[:MOST_PANELS]:
-        members = [(line, point) for line, point in members if line in lines]
-        drawn.append(_marks_of_panel(title, members, figure.over, names, data.ranks))
+    for title, lines_and_points in list(points_of_panel.items())[:MOST_PANELS]:
+        shown = [(line, point) for line, point in lines_and_points if line in lines]
+        drawn.append(_marks_of_panel(title, shown, figure.within_line, names, data.ranks))
     if not any(panel.has_line for panel in drawn):
         return None
     note = figure.note
@@ -343,29 +348,20 @@ def line_figure(data: ChartData, figure: LineFigure, points: Sequence[LinePoint]
 
 def _marks_of_panel(
     title: str,
-    members: Sequence[tuple[str, LinePoint]],
-    over: Sequence[str],
-    names: Sequence[str],
-    ranks_noun: str,
+    lines_and_points: Sequence[tuple[str, LinePoint]],  # (line, point) of the panel
+    within_line: Sequence[str],  # settings in which the points of one line may differ
+    names: Sequence[str],  # all settings that vary
+    ranks_noun: str,  # `GPUs` or `workers`
 ) -> _PanelMarks:
-    """Return the marks of a panel.
-
-    Args:
-        title: title of the panel.
-        members: (line, point) of the panel.
-        over: settings in which the points of one line may differ.
-        names: all settings that vary.
-        ranks_noun: `GPUs` or `workers`.
-    """
+    """Return the marks of a panel, and the names of points without a value."""
     marks: list[Mark] = []
-    missing: dict[str, list[str]] = {}
-    has_lines = len({line for line, _ in members}) > 1
-    for line, point in members:
+    missing: dict[str, list[str]] = {}  # reason -> names of points
+    has_several_lines = len({line for line, _ in lines_and_points}) > 1
+    varying_within_line = [name for name in within_line if name in names]
+    for line, point in lines_and_points:
         if point.y is None and not point.is_on_axis:
-            settings = settings_words(
-                point.row, [name for name in over if name in names], ranks_noun
-            )
-            name = ", ".join(filter(None, (line if has_lines else "", settings)))
+            settings = settings_words(point.row, varying_within_line, ranks_noun)
+            name = ", ".join(filter(None, (line if has_several_lines else "", settings)))
             missing.setdefault(why_not_drawn(point.row), []).append(name)
             continue
         optional = {"low": point.low, "high": point.high, "number": point.number}
@@ -379,12 +375,13 @@ def _panels_and_lines(
 ) -> tuple[dict[str, list[tuple[str, LinePoint]]], list[str]]:
     """Return title of a panel -> its (line, point); and all lines in order."""
     rows = [point.row for point in points]
-    names = varying(rows, figure.over)
+    names = varying(rows, figure.within_line)
     combinations = {_texts_of_settings(row, names) for row in rows}
+    # A few combinations of settings are lines of a single panel.
     if len(combinations) <= _FEW_LINES:
         line_settings = names
     else:
-        line_settings = [name for name in names if name in figure.lines_by]
+        line_settings = [name for name in names if name in figure.between_lines]
     panel_settings = [name for name in names if name not in line_settings]
     points_of_panel: dict[str, list[tuple[str, LinePoint]]] = {}
     for point in points:

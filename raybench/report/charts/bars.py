@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from raybench.analysis.rows import (
@@ -90,20 +91,20 @@ def _ranking_figure(data: ChartData) -> Figure | None:
     candidates = [(case, candidate) for case in answer.contested for candidate in case.ranked]
     if metric is None or not candidates:
         return None
-    items = answer.asked.items
-    noun = metric_noun(metric, items)
+    items_noun = answer.asked.items  # such as `tokens`
+    noun = metric_noun(metric, items_noun)
     names = varying([candidate.row for _, candidate in candidates])
     divisor, unit = (GIB, "GiB") if metric.format == "gib" else (1, metric.unit)
     x_title = f"{noun}, {unit}" if unit in ("ms", "GiB") else noun
     bars = []
     for case, candidate in candidates[:_MOST_RANKED]:
-        begin = point_name(candidate.row, names, data.ranks)
+        first_lines = point_name(candidate.row, names, data.ranks)
         mark: Mark = {
             "x": candidate.value / divisor,
             "low": candidate.low and candidate.low / divisor,
             "high": candidate.high and candidate.high / divisor,
             "text": formatting.metric(metric, candidate.value),
-            "tip": f"{begin}\n{value_words(metric, candidate.value, items)}",
+            "tip": f"{first_lines}\n{value_words(metric, candidate.value, items_noun)}",
         }
         name = candidate_name(answer, candidate)
         bars.append(Bar(panel=case_name(answer, case), name=name, marks=[mark]))
@@ -122,7 +123,7 @@ def _ranking_figure(data: ChartData) -> Figure | None:
 
 
 def _common_scale(bars: Sequence[Bar]) -> Spec:
-    """Return one scale for all panels; {} if the bars of a panel would be too short."""
+    """Return one scale of x for all panels; {} if the bars of a panel would be too short."""
     longest_of_panel: dict[str, float] = {}
     has_intervals = False
     for bar in bars:
@@ -138,7 +139,7 @@ def _common_scale(bars: Sequence[Bar]) -> Spec:
 
 
 def _gains_figure(data: ChartData) -> Figure | None:
-    """Return bars of the speed-up over the baseline, by the settings that the baseline names.
+    """Return bars of the speed-up over the baseline, a bar for each value of its settings.
 
     None in a batch search, if the baseline names a number of ranks, or if no other point has a
     speed-up.
@@ -147,6 +148,7 @@ def _gains_figure(data: ChartData) -> Figure | None:
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
     if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
+    # Other settings than those of the baseline make series: bars side by side.
     bar_settings, series_settings = list(baseline), varying(compared, tuple(baseline))
     names = [*bar_settings, *series_settings]
 
@@ -217,7 +219,7 @@ def operations_figure(data: ChartData) -> Figure | None:
     rated = [row for row in data.measured if row.achieved_tflops_per_device]
     if not rated or any(row.throughput is not None for row in data.rows):
         return None
-    is_product = all(is_numeric(rated, name) for name in _SHAPE)
+    is_product = all(is_numeric(rated, name) for name in _SHAPE)  # of matrices
 
     def largest_and_fastest_first(row: ScaledRow) -> tuple[float, float]:
         size = math.prod(float(row.params[name]) for name in _SHAPE) if is_product else 0.0
@@ -237,8 +239,7 @@ def operations_figure(data: ChartData) -> Figure | None:
             if is_product:
                 name = " × ".join(str(row.params[dimension]) for dimension in _SHAPE)
             peak = _datasheet_tflops(row) or peak
-            begin = point_name(row, names, data.ranks)
-            marks = _rate_marks(row, begin, has_burst)
+            marks = _rate_marks(row, point_name(row, names, data.ranks), has_burst)
             title = precision if "precision" in names else ""
             bars.append(Bar(panel=title, name=name, marks=marks))
         layout = BarLayout(
@@ -264,22 +265,23 @@ def _has_burst(row: ScaledRow) -> bool:
 
 
 def _datasheet_tflops(row: ScaledRow) -> float | None:
-    """Return the datasheet's peak, by the share of the peak that the point reached."""
+    """Return the datasheet's peak; None if it is unknown."""
     if not row.mfu_pct:
         return None
+    # The MFU is the rate as a share of the peak.
     return (row.achieved_tflops_per_device or 0.0) / (row.mfu_pct / 100)
 
 
-def _rate_marks(row: ScaledRow, begin: str, has_burst: bool) -> list[Mark]:
+def _rate_marks(row: ScaledRow, first_lines: str, has_burst: bool) -> list[Mark]:
     """Return marks for the sustained rate, and with `has_burst` for the rate of the first 30 ms.
 
     Args:
-        begin: first lines of each tooltip.
+        first_lines: first lines of each tooltip.
         has_burst: whether the figure has bars for the first 30 ms.
     """
     sustained, burst = row.achieved_tflops_per_device or 0.0, row.burst_tflops_per_device
     text = formatting.number(sustained)
-    tip = f"{begin}\n{text} TFLOP/s"
+    tip = f"{first_lines}\n{text} TFLOP/s"
     peak = _datasheet_tflops(row)
     if peak is not None:
         tip += f", {sustained / peak:.1%} of the datasheet's {peak:,.1f}"
@@ -288,7 +290,7 @@ def _rate_marks(row: ScaledRow, begin: str, has_burst: bool) -> list[Mark]:
     marks: list[Mark] = [{"x": sustained, "line": _SUSTAINED, "text": text, "tip": tip}]
     if burst and has_burst:
         text = formatting.number(burst)
-        tip = f"{begin}\n{text} TFLOP/s in its first 30 ms"
+        tip = f"{first_lines}\n{text} TFLOP/s in its first 30 ms"
         marks.append({"x": burst, "line": _BURST, "text": text, "tip": tip})
     return marks
 
@@ -310,9 +312,10 @@ def parts_figure(data: ChartData) -> Figure | None:
         )
     note = " ".join([note, *unknown_losses(data.rows)])
     drawn_parts = {part for row in rows for part in _part_shares(row)}
-    parts = [part for part in _PARTS if part in drawn_parts]
-    longest = max(1.0, *(sum(_part_shares(row).values()) for row in rows))
-    scale = {"domain": [0, longest], "nice": False}
+    titles_and_colors = [look for part, look in _PARTS.items() if part in drawn_parts]
+    # The parts may add up to more than the step.
+    longest_bar = max(1.0, *(sum(_part_shares(row).values()) for row in rows))
+    scale = {"domain": [0, longest_bar], "nice": False}
     figure = BarFigure(
         anchor="parts",
         title="Where the step goes",
@@ -320,8 +323,8 @@ def parts_figure(data: ChartData) -> Figure | None:
         table=_parts_table(rows, data.ranks, has_rounds),
         layout=BarLayout(
             x=axis("share of the step", format="~%", scale=scale),
-            series=[_PARTS[part][0] for part in parts],
-            colors=[_PARTS[part][1] for part in parts],
+            series=[title for title, _ in titles_and_colors],
+            colors=[color for _, color in titles_and_colors],
             is_stacked=True,
         ),
     )
@@ -346,11 +349,15 @@ def _parts_table(rows: Sequence[ScaledRow], ranks_noun: str, has_rounds: bool) -
     """Return a table of the parts of each step in ms, and of the losses against ideal scaling."""
     names = distinguishing_settings(rows)
 
-    def part_text(row: ScaledRow, name: str) -> str:
+    def part_text(name: str, row: ScaledRow) -> str:
         part_ms = _parts_ms(row)[name]
+        # `formatting.part` would write parts of a short step as 0.000.
         if formatting.is_short(step_of_parts(row)):
             return formatting.number(part_ms, 3)
         return formatting.part(part_ms, formatting.MILLISECONDS)
+
+    def loss_text(name: str, row: ScaledRow) -> str:
+        return formatting.percent(getattr(row, name))
 
     step = "step of round 1 ms" if has_rounds else "step ms"
     columns: list[ColumnOf[ScaledRow]] = [
@@ -360,18 +367,11 @@ def _parts_table(rows: Sequence[ScaledRow], ranks_noun: str, has_rounds: bool) -
             lambda row: settings_words(row, names, ranks_noun),
         ),
         (ShownColumn(title=step), lambda row: formatting.number(step_of_parts(row))),
-        *(
-            (ShownColumn(title=f"{title} ms"), lambda row, name=name: part_text(row, name))
-            for name, (title, _) in _PARTS.items()
-        ),
-        *(
-            (
-                ShownColumn(title=f"lost: {CAUSES[name]}"),
-                lambda row, name=name: formatting.percent(getattr(row, name)),
-            )
-            for name in LOSSES
-        ),
     ]
+    for name, (title, _) in _PARTS.items():
+        columns.append((ShownColumn(title=f"{title} ms"), partial(part_text, name)))
+    for name in LOSSES:
+        columns.append((ShownColumn(title=f"lost: {CAUSES[name]}"), partial(loss_text, name)))
     return make_table(rows, columns)
 
 
@@ -415,19 +415,21 @@ def _parts_ms(row: ScaledRow) -> dict[str, float | None]:
     parts_ms: dict[str, float | None] = {name: getattr(row, name, None) for name in _PARTS}
     if is_slowed_by_one_rank(row):
         excess_ms = row.straggler_ms or 0.0
+        # Without other knowledge, the device of the slow rank is slow, not the host.
         device_ms = excess_ms if row.straggler_device_ms is None else row.straggler_device_ms
         parts_ms[_SLOW_RANK] = excess_ms
         # The measured parts include the excess.
-        for name, ms in (("compute_ms", device_ms), ("host_gap_ms", excess_ms - device_ms)):
+        excess_of_part = {"compute_ms": device_ms, "host_gap_ms": excess_ms - device_ms}
+        for name, included_ms in excess_of_part.items():
             part_ms = parts_ms[name]
-            parts_ms[name] = None if part_ms is None else part_ms - ms
+            parts_ms[name] = None if part_ms is None else part_ms - included_ms
     return parts_ms
 
 
 CHARTS = (
-    Chart(draw=_ranking_figure, position=25, answers=60, is_only_first=True),
-    Chart(draw=_gains_figure, position=40, answers=40, is_of_ratios=True),
-    Chart(draw=operations_figure, position=45, answers=50),
+    Chart(draw=_ranking_figure, position=25, answer_order=60, is_only_first=True),
+    Chart(draw=_gains_figure, position=40, answer_order=40, is_of_ratios=True),
+    Chart(draw=operations_figure, position=45, answer_order=50),
     Chart(draw=parts_figure, position=35),
-    Chart(draw=_step_times_figure, position=80, answers=80),
+    Chart(draw=_step_times_figure, position=80, answer_order=80),
 )

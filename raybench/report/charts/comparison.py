@@ -8,9 +8,9 @@ from raybench.report.comparison import Comparison, change_percent
 from raybench.report.words.compare import VERDICT_WORDS, undecided
 
 _MOST_BARS = 36
-# {}: the threshold. Larger undecided changes stand out from smaller ones.
+# Entries of the legend, without the threshold: large undecided changes have their own colour.
 _LARGE, _SMALL = "undecided, over {}", "undecided, up to {}"
-# Verdict, or entry of the legend, -> colour.
+# Verdict, or one of these entries, -> colour.
 _COLORS = {
     SLOWER: "var(--bad)",
     _LARGE: "var(--s5)",
@@ -22,19 +22,23 @@ _COLORS = {
 
 def change_figures(comparison: Comparison) -> list[Figure]:
     """Return a figure with the largest changes; [] if no point has a rate on both sides."""
+    # (change of the rate, point)
     changes = [(row.ratio - 1, row) for row in comparison.compared if row.ratio is not None]
     if not changes:
         return []
-    drawn = sorted(changes, key=lambda item: abs(item[0]), reverse=True)[:_MOST_BARS]
+    largest_first = sorted(changes, key=lambda change: abs(change[0]), reverse=True)
     # The slowest point comes first.
-    drawn.sort(key=lambda item: item[0])
+    drawn = sorted(largest_first[:_MOST_BARS], key=lambda change: change[0])
     threshold = f"{100 * comparison.threshold:g} %"
-    color_keys = [_color_key(row, comparison.threshold) for _, row in drawn]
-    colors = {key.format(threshold): _COLORS[key] for key in _COLORS if key in color_keys}
+    entries = [_legend_entry(row, comparison.threshold) for _, row in drawn]
+    color_of_entry = {}  # without a threshold, `format` changes nothing
+    for entry, color in _COLORS.items():
+        if entry in entries:
+            color_of_entry[entry.format(threshold)] = color
     bars = []
-    for (change, row), key in zip(drawn, color_keys, strict=True):
+    for (change, row), entry in zip(drawn, entries, strict=True):
         mark = _mark(change, row, comparison.name(row))
-        mark["line"] = key.format(threshold)
+        mark["line"] = entry.format(threshold)
         bars.append(Bar(panel="", name=comparison.name(row), marks=[mark]))
     note = f"Bars: the change of {comparison.unit}, the slowest first. Colours: the verdict."
     if any(row.interval_low is not None for _, row in drawn):
@@ -42,16 +46,19 @@ def change_figures(comparison: Comparison) -> list[Figure]:
     if len(changes) > len(drawn):
         note += f" {len(drawn)} of {len(changes)} points are drawn; the table has more."
     x = axis(f"change of {comparison.unit}", format="+%")
-    layout = BarLayout(x=x, series=[*colors], colors=[*colors.values()], is_stacked=True)
+    layout = BarLayout(
+        x=x, series=[*color_of_entry], colors=[*color_of_entry.values()], is_stacked=True
+    )
     panels = bar_panels(bars, layout)
     return [Figure(anchor="changes", title="Slower or faster", note=note, panels=panels)]
 
 
-def _color_key(row: ComparedPoint, threshold: float) -> str:
+def _legend_entry(row: ComparedPoint, threshold: float) -> str:
     """Return the key of _COLORS for a compared point."""
     if row.verdict in _COLORS:
         return str(row.verdict)
-    return _LARGE if abs((row.ratio or 1.0) - 1) > threshold else _SMALL
+    change = (row.ratio or 1.0) - 1
+    return _LARGE if abs(change) > threshold else _SMALL
 
 
 def _mark(change: float, row: ComparedPoint, name: str) -> Mark:

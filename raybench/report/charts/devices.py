@@ -30,7 +30,7 @@ from raybench.report.charts.grammar import (
 from raybench.report.messages import marks as doubt_marks
 from raybench.report.point_settings import settings_words
 
-# Column of `telemetry` -> title and unit of its panel.
+# Column of the table `telemetry` -> title and unit of its panel.
 _SHOWN = {
     "sm_clock_mhz": ("SM clock", "MHz"),
     "power_w": ("Power", "W"),
@@ -88,20 +88,20 @@ def telemetry_figure(data: ChartData) -> Figure | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TimeAxis:
-    """Seconds since the start of the run, and their places on an axis without long gaps."""
+    """An axis of the seconds since the start of the run; long gaps are left out."""
 
-    # Times of samples, ascending.
+    # Times of samples since the start of the run, ascending.
     times_s: np.ndarray
-    # Place of each time on the axis.
+    # The same times without the long gaps: positions on the axis.
     drawn_s: np.ndarray
 
     @classmethod
     def without_gaps(cls, sampled_s: pd.Series) -> _TimeAxis:
         """Return the axis of samples; the gap before the first sample begins at 0."""
-        times_s = np.unique(sampled_s)
+        times_s = np.unique(sampled_s)  # ascending
         gaps_s = np.diff(times_s, prepend=min(0.0, times_s[0]))
-        left_out_s = np.cumsum(np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0))
-        return cls(times_s=times_s, drawn_s=times_s - left_out_s)
+        long_gaps_s = np.where(gaps_s > _LONGEST_GAP_S, gaps_s, 0.0)
+        return cls(times_s=times_s, drawn_s=times_s - np.cumsum(long_gaps_s))
 
     @property
     def gaps_s(self) -> float:
@@ -109,41 +109,44 @@ class _TimeAxis:
         return float(self.times_s[-1] - self.drawn_s[-1])
 
     def drawn_at(self, times_s: Any) -> np.ndarray:
-        """Return the places of times on the axis."""
+        """Return the positions of times on the axis, between those of the samples."""
         drawn_s: np.ndarray = np.interp(times_s, self.times_s, self.drawn_s)
         return drawn_s
 
 
 def _means_by_time(samples: pd.DataFrame, axis_s: np.ndarray) -> pd.DataFrame:
-    """Return the means of each device in bins of the axis, with the place of a bin as `second`.
+    """Return means with the columns `device`, `second` (position of a time bin) and _SHOWN.
 
     Args:
-        axis_s: place of each sample on the axis, which leaves out long gaps.
+        axis_s: position of each sample on the axis, which leaves out long gaps.
     """
     device = "GPU " + samples["index"].astype("Int64").astype(str)
     if samples["node_id"].nunique() > 1:
-        device = samples["node_id"].map(lambda node: formatting.plain(node)[:8]) + " " + device
-    bin_s = max(1e-9, float(np.ptp(axis_s)) / _BINS)
+        short_ids = samples["node_id"].map(lambda node_id: formatting.plain(node_id)[:8])
+        device = short_ids + " " + device
+    bin_s = max(1e-9, float(np.ptp(axis_s)) / _BINS)  # above 0, even for a single time
     second = (axis_s / bin_s).round() * bin_s
     by_time = samples.assign(device=device, second=second).groupby(["device", "second"], sort=True)
     return by_time[list(_SHOWN)].mean().reset_index()
 
 
 def _quantiles_of_devices(means: pd.DataFrame, count: int) -> tuple[pd.DataFrame, list[str]]:
-    """Return least, median and most over all devices at each time, and the names of the lines."""
+    """Return least, median and most over all devices at each time, and the names of the lines.
+
+    Args:
+        means: as `_means_by_time` returns them; in the result, `device` is the name of a line.
+        count: number of devices.
+    """
     by_time = means.drop(columns="device").groupby("second")
-    shares = {f"least of {count}": 0.0, "median": 0.5, f"most of {count}": 1.0}
-    quantiles = []
-    for name, share in shares.items():
-        quantiles.append(by_time.quantile(share).reset_index().assign(device=name))
-    return pd.concat(quantiles), list(shares)
+    quantile_of_line = {f"least of {count}": 0.0, "median": 0.5, f"most of {count}": 1.0}
+    lines = []
+    for name, quantile in quantile_of_line.items():
+        lines.append(by_time.quantile(quantile).reset_index().assign(device=name))
+    return pd.concat(lines), list(quantile_of_line)
 
 
 def _point_bands(data: ChartData, time_axis: _TimeAxis) -> list[Mark]:
-    """Return a band along x for each point, in order of start.
-
-    Points that lie wholly in a part that the axis leaves out have no band.
-    """
+    """Return a band along x for each point, in order of start."""
     timed = [row for row in data.rows if row.duration_s is not None]
     timed.sort(key=lambda row: row.started_at)
     names = distinguishing_settings(timed)
@@ -155,6 +158,7 @@ def _point_bands(data: ChartData, time_axis: _TimeAxis) -> list[Mark]:
         if DoubtKind.THROTTLED.mark in doubt_marks(row):
             fill = _THROTTLED
         tip = point_name(row, names, data.ranks)
+        # A point that lies wholly in a gap that the axis leaves out has no band.
         if low < high:
             bands.append({"low": float(low), "high": float(high), "fill": fill, "tip": tip})
     return bands
@@ -166,7 +170,7 @@ def _panel(
     """Return the lines of a column of `means` over time, above the bands of the points.
 
     Args:
-        means: a row for each place on the axis (`second`) and line (`device`).
+        means: a row for each position on the axis (`second`) and line (`device`).
         lines: names of the lines in the order of the legend.
     """
     marks: list[Mark] = [
@@ -177,9 +181,9 @@ def _panel(
     scale = {"domain": domain, "nice": False, "zero": False, "clamp": True}
     x = axis("seconds", format="~s", scale=scale)
     # Clocks differ by little: on an axis from zero a drop could not be seen.
-    from_zero = {"zero": False} if column == "sm_clock_mhz" else {"domainMin": 0}
-    y = axis(None, scale={**from_zero, "padding": 6})
-    strips: Spec = {
+    lower_end = {"zero": False} if column == "sm_clock_mhz" else {"domainMin": 0}
+    y = axis(None, scale={**lower_end, "padding": 6})
+    band_layer: Spec = {
         "data": {"values": list(bands)},
         "mark": {"type": "rect", "stroke": None, "aria": True},
         "encoding": {
@@ -189,7 +193,7 @@ def _panel(
             "description": {"field": "tip", "type": "nominal"},
         },
     }
-    layout = LineLayout(x=x, y=y, below=[strips], has_points=False)
+    layout = LineLayout(x=x, y=y, below=[band_layer], has_points=False)
     return line_panel(marks, lines, layout, title=title)
 
 
@@ -199,22 +203,26 @@ def heat_points(rows: Sequence[ScaledRow]) -> list[ScaledRow]:
     Points whose ranks differ most come first, then points whose steps differ most.
     """
 
-    def spread(row: ScaledRow) -> tuple[float, float]:
-        median, p95 = row.step_ms_p50 or 1.0, row.step_ms_p95 or 0.0
-        return round((row.skew_ms_p50 or 0.0) / median, 2), p95 / median
+    def spread_of_ranks_and_steps(row: ScaledRow) -> tuple[float, float]:
+        median_ms = row.step_ms_p50 or 1.0
+        spread_of_ranks = (row.skew_ms_p50 or 0.0) / median_ms
+        spread_of_steps = (row.step_ms_p95 or 0.0) / median_ms
+        return round(spread_of_ranks, 2), spread_of_steps
 
     measured = [row for row in rows if row.status == Status.OK and row.step_ms_p50 is not None]
     most_ranks = max((row.world_size for row in measured), default=1)
     if most_ranks == 1:
         return []
     with_most_ranks = [row for row in measured if row.world_size == most_ranks]
-    return sorted(with_most_ranks, key=spread, reverse=True)[:_MOST_MAPS]
+    with_most_ranks.sort(key=spread_of_ranks_and_steps, reverse=True)
+    return with_most_ranks[:_MOST_MAPS]
 
 
 def columns_of_a_map(rows: Sequence[ScaledRow]) -> int:
     """Return the number of columns of each heat map if these points are drawn."""
-    ranks = sum(min(int(row.world_size), _MOST_RANKS) for row in rows)
-    return max(_LEAST_COLUMNS, min(_MOST_COLUMNS, _MOST_CELLS // max(1, ranks)))
+    ranks_of_all_maps = sum(min(int(row.world_size), _MOST_RANKS) for row in rows)
+    columns = _MOST_CELLS // max(1, ranks_of_all_maps)
+    return max(_LEAST_COLUMNS, min(_MOST_COLUMNS, columns))
 
 
 def _rank_times_figure(data: ChartData) -> Figure | None:
@@ -237,7 +245,8 @@ def _rank_times_figure(data: ChartData) -> Figure | None:
 def _heat_map(title: str, times: RankTimes) -> Panel:
     """Return the heat map of the first 64 ranks of a point."""
     times_ms = times.times_ms.iloc[:_MOST_RANKS]
-    # A column stands for the iterations from `begin` to before `end`.
+    # A column stands for the iterations from `begin` to before `end`. The last column is taken
+    # to be as long as the column before.
     begins = [int(begin) for begin in times_ms.columns]
     last_length = max(1, begins[-1] - begins[-2]) if len(begins) > 1 else 1
     ends = [*begins[1:], begins[-1] + last_length]
@@ -247,11 +256,11 @@ def _heat_map(title: str, times: RankTimes) -> Panel:
             if pd.isna(time_ms):
                 continue
             difference = float(time_ms) / times.median_ms - 1 if times.median_ms else 0.0
-            last = f" to {end}" if end - begin > 1 else ""
-            tip = f"rank {rank}, iteration {begin + 1}{last}\n"
+            to_last = f" to {end}" if end - begin > 1 else ""
+            tip = f"rank {rank}, iteration {begin + 1}{to_last}\n"
             tip += f"{formatting.duration(float(time_ms))}, {difference:+.1%}"
-            share = round(difference, 4)
-            cells.append({"x": begin, "x2": end, "y": int(rank), "excess": share, "tip": tip})
+            excess = round(difference, 4)
+            cells.append({"x": begin, "x2": end, "y": int(rank), "excess": excess, "tip": tip})
     ranks = [int(rank) for rank in times_ms.index]
     # At most about eight ranks have a label.
     labels = {"values": ranks[:: max(1, len(ranks) // 8)], "ticks": False, "domain": False}

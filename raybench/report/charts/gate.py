@@ -33,8 +33,11 @@ def gate_figures(report: GateReport) -> list[Figure]:
         mark: Mark = {"x": change, "x2": 0.0, "low": low, "high": high, "text": text}
         mark |= {"line": verdict, "tip": f"{name}\n{verdict}, {text}"}
         bars.append(Bar(panel="", name=name, marks=[mark]))
-    there = {point.outcome for point in drawn}
-    colors = {OUTCOME_WORDS[outcome]: _COLORS[outcome] for outcome in _COLORS if outcome in there}
+    outcomes = {point.outcome for point in drawn}
+    # Verdict in words -> colour, in the order of the legend.
+    colors = {
+        OUTCOME_WORDS[outcome]: color for outcome, color in _COLORS.items() if outcome in outcomes
+    }
     units = " or ".join(sorted({point.unit for point in drawn}))
     layout = BarLayout(
         x=axis(f"change of {units}", format="+%"),

@@ -33,15 +33,15 @@ _LINES_OVER_RANKS = ("batch", "scaling")
 
 def speed_up_figure(data: ChartData) -> Figure | None:
     """Return speed-ups over ranks; None if the baseline names no number of ranks."""
-    baseline = data.answer.data.run.baseline
-    base = baseline.get("world_size")
-    if base is None:
+    baseline = data.answer.data.run.baseline  # setting -> value
+    base_ranks = baseline.get("world_size")
+    if base_ranks is None:
         return None
-    base_name = formatting.ranks_words(int(base), data.ranks)
+    base_name = formatting.ranks_words(int(base_ranks), data.ranks)
     note = f"The {data.rate}, relative to the same settings on {base_name}."
     compared = [row for row in data.rows if row.speed_up is not None]
     world_sizes = _world_sizes(data.rows)
-    ideal = [(world_size, world_size / float(base)) for world_size in world_sizes]
+    ideal = [(world_size, world_size / float(base_ranks)) for world_size in world_sizes]
     if any(row.efficiency is None for row in compared):
         # Points that differ from the baseline in more than their devices have no ideal speed-up.
         ideal = []
@@ -52,8 +52,8 @@ def speed_up_figure(data: ChartData) -> Figure | None:
         anchor="speed-up",
         title=f"Speed-up by number of {data.ranks}",
         note=f"{note} Both axes are logarithmic. Thin bars show 95 % intervals.",
-        over=("world_size",),
-        lines_by=_LINES_OVER_RANKS,
+        within_line=("world_size",),
+        between_lines=_LINES_OVER_RANKS,
         layout=LineLayout(
             x=_ranks_axis(data.ranks, world_sizes),
             y=axis(f"times the {data.rate} of {base_name}", 2, format="~g"),
@@ -82,19 +82,21 @@ def efficiency_figure(data: ChartData) -> Figure | None:
     """Return efficiencies over ranks; None if the baseline names no number of ranks."""
     if "world_size" not in data.answer.data.run.baseline:
         return None
-    no_ideal = [row for row in data.rows if row.speed_up is not None and row.efficiency is None]
+    without_ideal = [
+        row for row in data.rows if row.speed_up is not None and row.efficiency is None
+    ]
     note = f"Speed-up divided by the ratio of {data.ranks}; 100 % is ideal."
-    if no_ideal:
-        note += f" Not drawn: {counted(len(no_ideal), 'point')} without an ideal speed-up."
-    rows = [row for row in data.rows if row not in no_ideal]
+    if without_ideal:
+        note += f" Not drawn: {counted(len(without_ideal), 'point')} without an ideal speed-up."
+    rows = [row for row in data.rows if row not in without_ideal]
     world_sizes = _world_sizes(rows)
     points = [_efficiency_point(data, row) for row in rows]
     figure = LineFigure(
         anchor="efficiency",
         title="Scaling efficiency",
         note=note,
-        over=("world_size",),
-        lines_by=_LINES_OVER_RANKS,
+        within_line=("world_size",),
+        between_lines=_LINES_OVER_RANKS,
         layout=LineLayout(
             x=_ranks_axis(data.ranks, world_sizes),
             y=axis("efficiency", format="~%"),
@@ -156,8 +158,8 @@ def bus_bandwidth_figure(data: ChartData) -> Figure | None:
         anchor="busbw",
         title="Bus bandwidth by message size",
         note=note,
-        over=_SIZE_SETTINGS,
-        lines_by=_lines_over_size(data, _bus_bandwidth),
+        within_line=_SIZE_SETTINGS,
+        between_lines=_settings_of_lines(data, _bus_bandwidth),
         layout=LineLayout(x=_size_axis(), y=axis("GB/s", 10, format="~s"), level=level),
     )
     return line_figure(data, figure, _points_over_size(data, _bus_bandwidth))
@@ -168,16 +170,17 @@ def _bus_bandwidth(row: ScaledRow) -> float | None:
 
 
 def _nvlink_peak_gb_s(data: ChartData) -> float | None:
-    """Return NVLink's peak in one direction; None if devices differ or a device lacks NVLink."""
+    """Return NVLink's peak in one direction; None with several models or nodes, or no NVLink."""
     devices = data.answer.data.devices
-    names = {row.device_name for row in data.measured if row.busbw_gb_s}
+    models = {row.device_name for row in data.measured if row.busbw_gb_s}
     is_one_node = data.answer.data.node_counts.of_largest_point <= 1
-    if len(names) != 1 or not is_one_node or "topology" not in devices:
+    if len(models) != 1 or not is_one_node or "topology" not in devices:
         return None
-    for text in devices["topology"]:
-        if not (isinstance(text, str) and nvlinks(text)):
+    for topology in devices["topology"]:
+        has_nvlink = isinstance(topology, str) and nvlinks(topology)
+        if not has_nvlink:
             return None
-    return nvlink_peak_gb_s(str(names.pop()))
+    return nvlink_peak_gb_s(str(models.pop()))
 
 
 def memory_bandwidth_figure(data: ChartData) -> Figure | None:
@@ -185,20 +188,21 @@ def memory_bandwidth_figure(data: ChartData) -> Figure | None:
     rows = [row for row in data.measured if row.memory_gb_s]
     peaks = {memory_peak_gb_s(str(row.device_name)) for row in rows}
     peak = peaks.pop() if len(peaks) == 1 else None
-    cached = sorted({size_of(row) for row in rows if peak and (row.memory_gb_s or 0) > peak})
+    # Only a cache can be faster than the memory's peak.
+    cached_sizes = sorted({size_of(row) for row in rows if peak and (row.memory_gb_s or 0) > peak})
     note = "Bytes read and written in a step, divided by its time. Both axes are logarithmic."
-    if cached:
+    if cached_sizes:
         note += (
-            f" Arrays of {', '.join(map(formatting.size, cached))} fit into the device's cache, so "
-            "they are faster than its memory."
+            f" Arrays of {', '.join(map(formatting.size, cached_sizes))} fit into the device's "
+            "cache, so they are faster than its memory."
         )
     level = Level(value=peak, label=f"datasheet, {peak:,.0f} GB/s") if peak else None
     figure = LineFigure(
         anchor="memory-bandwidth",
         title="Memory bandwidth by array size",
         note=note,
-        over=_SIZE_SETTINGS,
-        lines_by=_lines_over_size(data, _memory_bandwidth),
+        within_line=_SIZE_SETTINGS,
+        between_lines=_settings_of_lines(data, _memory_bandwidth),
         layout=LineLayout(x=_size_axis(), y=axis("GB/s", 10, format="~s"), level=level),
     )
     return line_figure(data, figure, _points_over_size(data, _memory_bandwidth))
@@ -214,8 +218,8 @@ def time_figure(data: ChartData) -> Figure | None:
         anchor="time",
         title="Step time by size",
         note="Both axes are logarithmic.",
-        over=_SIZE_SETTINGS,
-        lines_by=_lines_over_size(data, _microseconds),
+        within_line=_SIZE_SETTINGS,
+        between_lines=_settings_of_lines(data, _microseconds),
         layout=LineLayout(x=_size_axis(), y=axis("µs", 10, format="~s")),
     )
     return line_figure(data, figure, _points_over_size(data, _microseconds))
@@ -231,21 +235,23 @@ def _size_axis() -> Spec:
     return axis("size", 2, labelExpr=SIZE_LABELS)
 
 
-_Value = Callable[[ScaledRow], float | None]
+# Returns the value of a point along y; None if it is unknown.
+_ValueOf = Callable[[ScaledRow], float | None]
 
 
-def _lines_over_size(data: ChartData, value: _Value) -> list[str]:
-    """Return the settings whose values are lines: parameters that are no numbers."""
-    rows = [row for row in data.measured if value(row) and size_of(row)]
+def _settings_of_lines(data: ChartData, value_of: _ValueOf) -> list[str]:
+    """Return the settings whose values are lines over sizes: those that are no numbers."""
+    rows = [row for row in data.measured if value_of(row) and size_of(row)]
     numeric = {name for row in rows for name in row.params if is_numeric(rows, name)}
-    return varying(rows, {*numeric, "world_size", "precision"})
+    other_settings = {*numeric, "world_size", "precision"}
+    return varying(rows, other_settings)
 
 
-def _points_over_size(data: ChartData, value: _Value) -> list[LinePoint]:
+def _points_over_size(data: ChartData, value_of: _ValueOf) -> list[LinePoint]:
     points = []
     for row in data.rows:
         size = size_of(row)
-        y = value(row) if size else None
+        y = value_of(row) if size else None
         tip = _bandwidth_tip(row) if y else ""
         points.append(LinePoint(row=row, x=size, y=y or None, tip=tip))
     return points
@@ -261,14 +267,14 @@ def throughput_figure(data: ChartData) -> Figure | None:
     """Return throughputs over the batch size; None if no line has two batch sizes."""
     points = []
     for row in _rows_with_batch(data):
-        value = row.throughput if row.status == Status.OK else None
-        points.append(_batch_point(data, row, value))
+        throughput = row.throughput if row.status == Status.OK else None
+        points.append(_batch_point(data, row, throughput))
     figure = LineFigure(
         anchor="throughput",
         title="Throughput by batch size",
         note=f"The {data.rate} of all {data.ranks} together.{_note_on_crosses(data)}",
-        over=("batch",),
-        lines_by=("world_size",),
+        within_line=("batch",),
+        between_lines=("world_size",),
         layout=LineLayout(x=_batch_axis(data), y=axis(data.rate, format="~s")),
     )
     return line_figure(data, figure, points)
@@ -278,21 +284,23 @@ def memory_figure(data: ChartData) -> Figure | None:
     """Return peak memory over the batch size; None if no point ran out of memory."""
     if all(row.status != Status.OOM for row in data.rows):
         return None
-    capacities = data.devices["memory_bytes"].dropna() if "memory_bytes" in data.devices else ()
-    least_gib = min(capacities, default=0) / GIB
+    has_capacities = "memory_bytes" in data.devices
+    capacities = data.devices["memory_bytes"].dropna() if has_capacities else ()
+    smallest_gib = min(capacities, default=0) / GIB
     level = None
-    if least_gib:
-        level = Level(value=least_gib, label=f"memory of a device, {least_gib:.1f} GiB")
+    if smallest_gib:
+        level = Level(value=smallest_gib, label=f"memory of a device, {smallest_gib:.1f} GiB")
     points = []
     for row in _rows_with_batch(data):
         peak = row.peak_mem_allocated_bytes if row.status == Status.OK else None
-        points.append(_batch_point(data, row, peak and peak / GIB))
+        peak_gib = None if peak is None else peak / GIB
+        points.append(_batch_point(data, row, peak_gib))
     figure = LineFigure(
         anchor="memory",
         title="Memory by batch size",
         note=f"Peak memory allocated on the device that needs most.{_note_on_crosses(data)}",
-        over=("batch",),
-        lines_by=("world_size",),
+        within_line=("batch",),
+        between_lines=("world_size",),
         layout=LineLayout(x=_batch_axis(data), y=axis("GiB"), level=level),
     )
     return line_figure(data, figure, points)
@@ -303,21 +311,23 @@ def _rows_with_batch(data: ChartData) -> list[ScaledRow]:
 
 
 def _note_on_crosses(data: ChartData) -> str:
+    """Return the meaning of crosses on the axis; "" if no point ran out of memory."""
     if all(row.status != Status.OOM for row in _rows_with_batch(data)):
         return ""
     return " Crosses on the axis are points that ran out of memory."
 
 
 def _batch_axis(data: ChartData) -> Spec:
-    is_global = {batch_column(row) for row in _rows_with_batch(data)} == {"global_batch_size"}
+    batch_columns = {batch_column(row) for row in _rows_with_batch(data)}
+    is_global = batch_columns == {"global_batch_size"}
     # A search tries batch sizes close together, which need a linear axis.
     log_base = None if data.answer.largest_batches else 2
     title = "global batch size" if is_global else "batch size per device"
     return axis(title, log_base, format=",~f")
 
 
-def _batch_point(data: ChartData, row: ScaledRow, value: float | None) -> LinePoint:
-    """Return a point of `value` over its batch; a point out of memory is a cross on the axis."""
+def _batch_point(data: ChartData, row: ScaledRow, y: float | None) -> LinePoint:
+    """Return a point of `y` over its batch; a point out of memory is a cross on the axis."""
     if row.status == Status.OK:
         peak = formatting.gib(row.peak_mem_allocated_bytes)
         tip = f"{formatting.number(row.throughput)} {data.rate}"
@@ -325,7 +335,7 @@ def _batch_point(data: ChartData, row: ScaledRow, value: float | None) -> LinePo
     else:
         tip = formatting.STATUS_WORDS[row.status]
     is_oom = row.status == Status.OOM
-    return LinePoint(row=row, x=row.batch or 0, y=value, tip=tip, is_on_axis=is_oom)
+    return LinePoint(row=row, x=row.batch or 0, y=y, tip=tip, is_on_axis=is_oom)
 
 
 def _memory_of_search_figure(data: ChartData) -> Figure | None:
@@ -338,13 +348,13 @@ def _throughput_of_ranking_figure(data: ChartData) -> Figure | None:
 
 
 CHARTS = (
-    Chart(draw=speed_up_figure, position=20, answers=30, is_of_ratios=True),
+    Chart(draw=speed_up_figure, position=20, answer_order=30, is_of_ratios=True),
     Chart(draw=efficiency_figure, position=30),
-    Chart(draw=bus_bandwidth_figure, position=11, answers=20),
-    Chart(draw=memory_bandwidth_figure, position=12, answers=21),
+    Chart(draw=bus_bandwidth_figure, position=11, answer_order=20),
+    Chart(draw=memory_bandwidth_figure, position=12, answer_order=21),
     Chart(draw=time_figure, position=13),
-    Chart(draw=_memory_of_search_figure, position=50, answers=10, is_only_first=True),
-    Chart(draw=_throughput_of_ranking_figure, position=60, answers=55, is_only_first=True),
+    Chart(draw=_memory_of_search_figure, position=50, answer_order=10, is_only_first=True),
+    Chart(draw=_throughput_of_ranking_figure, position=60, answer_order=55, is_only_first=True),
     Chart(draw=throughput_figure, position=60),
     Chart(draw=memory_figure, position=70),
 )

@@ -35,14 +35,17 @@ def uneven_figure(data: ChartData) -> Figure | None:
     if len({fleet.first.slow_ratio for fleet in fleets}) < 2:  # probed speeds differ by noise
         return None
     names = varying([fleet.first for fleet in fleets], _SETTINGS_OF_A_PANEL)
-    shares = list(dict.fromkeys(name for fleet in fleets for name in fleet.scenarios))
+    # Ways to share the work; a scenario is the point of one way.
+    ways = list(dict.fromkeys(way for fleet in fleets for way in fleet.scenarios))
     marks_of_panel: dict[str, list[Mark]] = {}
     cells: list[Mark] = []
     ratio_of_speed: dict[str, float] = {}
     for fleet in fleets:
         devices = formatting.ranks_words(int(fleet.first.world_size), data.ranks)
         slow = f"{fleet.slow_count} of {devices} slow"
-        settings = "".join(f", {settings_words(fleet.first, [name], data.ranks)}" for name in names)
+        settings = ""
+        for name in names:
+            settings += f", {settings_words(fleet.first, [name], data.ranks)}"
         speed = f"{fleet.probe_ratio:.0%}{settings}"
         ratio_of_speed.setdefault(speed, fleet.probe_ratio)
         marks_of_panel.setdefault(slow + settings, []).extend(_marks(fleet, speed, data.rate))
@@ -52,7 +55,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
         y=axis(data.rate, format="~s"),
     )
     panels = [
-        line_panel(marks, shares, layout, title=f"{data.rate.capitalize()} with {slow}")
+        line_panel(marks, ways, layout, title=f"{data.rate.capitalize()} with {slow}")
         for slow, marks in marks_of_panel.items()
     ]
     columns = list(dict.fromkeys(cell["x"] for cell in cells))
@@ -60,7 +63,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
     map_layout = HeatLayout(
         x=names_axis(columns, orient="top", labelAngle=0),
         y=names_axis(speeds) | {"title": "speed"},
-        color=by_series(shares, "color", layout=LegendLayout(symbol="square")),
+        color=by_series(ways, "color", layout=LegendLayout(symbol="square")),
         height=max(80, 34 * len(speeds)),
         inverse="true",
     )
@@ -83,13 +86,14 @@ def _marks(fleet: UnevenFleet, speed: str, rate: str) -> list[Mark]:
         rate: unit of the throughput, such as `samples/s`.
     """
     marks = []
-    for name, scenario in fleet.scenarios.items():
-        value, half_width = scenario.throughput, scenario.half_width
-        tip = f"{name}, slow devices at {speed}\npoint {scenario.row.point_id}\n"
-        tip += f"{formatting.number(value)} {rate}, {formatting.step_time(scenario.row)}"
-        mark: Mark = {"x": fleet.probe_ratio, "y": value, "line": name, "tip": tip}
-        if half_width:
-            mark |= {"low": value * (1 - half_width), "high": value * (1 + half_width)}
+    for way, scenario in fleet.scenarios.items():
+        throughput, half_width = scenario.throughput, scenario.half_width
+        tip = f"{way}, slow devices at {speed}\npoint {scenario.row.point_id}\n"
+        tip += f"{formatting.number(throughput)} {rate}, {formatting.step_time(scenario.row)}"
+        mark: Mark = {"x": fleet.probe_ratio, "y": throughput, "line": way, "tip": tip}
+        if half_width:  # as a share of the throughput
+            mark["low"] = throughput * (1 - half_width)
+            mark["high"] = throughput * (1 + half_width)
         marks.append(mark)
     return marks
 
@@ -101,7 +105,8 @@ def _cell(fleet: UnevenFleet, slow: str, speed: str) -> Mark:
         slow: column of the cell: number of slow devices, in words.
         speed: row of the cell: speed of the slow devices, in words.
     """
-    best, text = fleet.best, fleet.best.shares
+    best = fleet.best
+    text = best.shares  # the name of the way
     if EQUAL in fleet.scenarios and best.shares != EQUAL:
         text += f" {gain_over(best, fleet.scenarios[EQUAL]).gain:+.0%}"
     text += "".join(f" or {name}" for name in fleet.tied_shares())
@@ -109,4 +114,4 @@ def _cell(fleet: UnevenFleet, slow: str, speed: str) -> Mark:
     return {"x": slow, "y": speed, "line": best.shares, "text": text, "tip": tip}
 
 
-CHARTS = (Chart(draw=uneven_figure, position=5, answers=5),)
+CHARTS = (Chart(draw=uneven_figure, position=5, answer_order=5),)
