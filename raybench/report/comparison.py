@@ -53,7 +53,9 @@ from raybench.report.words.answer import point_and_round
 from raybench.report.words.compare import VERDICT_WORDS, before_and_now, fact_name, not_decided
 from raybench.results.tables import Run
 
+# The most important verdict first.
 _VERDICT_ORDER = (SLOWER, FASTER, UNCLEAR, SAME)
+# Points with the same verdict and change are sorted by these settings.
 _SORT_SETTINGS = (*EXECUTION, "world_size", "batch")
 # Longest value of an environment variable; JSON has all of it.
 _MOST_CHARS = 60
@@ -133,14 +135,15 @@ class Comparison(Document):
 
     def is_blind(self, change: float) -> bool:
         """Return whether a point may be slower by more than a share `change` without a verdict."""
-        return any(share > change for share in self._unnoticed_slowdowns())
+        return any(slowdown > change for slowdown in self._unnoticed_slowdowns())
 
     def _unnoticed_slowdowns(self) -> list[float]:
-        """Return the largest slowdown of each point that is not excluded; inf if unknown."""
+        """Return the largest slowdown, as a share, that each unnoticed point may have, or inf."""
         slowdowns = []
         for row in self.rows:
             is_noticed = row.verdict == SLOWER or row.new_failed > row.base_failed
             if row.base_runs and not is_noticed:
+                # The lower end of the interval of NEW / BASE.
                 slowdowns.append(math.inf if row.ratio_low is None else 1 - row.ratio_low)
         return slowdowns
 
@@ -190,13 +193,15 @@ class Comparison(Document):
             others = words.other_verdicts(verdicts, len(rows))
             yield f"{others} {words.median_change(self._median_change)}".strip()
         slowdowns = self._unnoticed_slowdowns()
-        known = [share for share in slowdowns if share != math.inf]
-        if (most := max(known, default=0.0)) > _LARGE_SLOWDOWN:
-            yield words.not_excluded(most, has_slower=has_slower)
+        known = [slowdown for slowdown in slowdowns if slowdown != math.inf]
+        largest = max(known, default=0.0)
+        if largest > _LARGE_SLOWDOWN:
+            yield words.not_excluded(largest, has_slower=has_slower)
         if unknown := len(slowdowns) - len(known):
             yield words.not_judged(unknown)
-        if shares := [row.least_seen for row in rows if row.least_seen is not None]:
-            yield words.detectable(shares, self.unit)
+        # `least_seen` is the smallest slowdown that the runs of a point can show.
+        if detectable := [row.least_seen for row in rows if row.least_seen is not None]:
+            yield words.detectable(detectable, self.unit)
 
     @property
     def _median_change(self) -> float:
@@ -230,14 +235,16 @@ class Comparison(Document):
         yield from head
         yield from advice
         if self.compared:
-            table = self._points_table(max(len(self.compared) - self.verdicts[SAME], _MOST_ROWS))
+            # Points with a change are all shown.
+            changed = len(self.compared) - self.verdicts[SAME]
+            table = self._points_table(max(changed, _MOST_ROWS))
             yield table
             if hidden := len(self.compared) - len(table.rows):
                 yield hidden_line(hidden)
         reasons = Counter(not_decided(row.why) for row in self.compared if row.why is not None)
         if reasons and not self.obstacles and not self.has_one_run:
-            pairs = [(counted(count, "point"), text) for text, count in reasons.items()]
-            yield Listing(title="Why points are undecided", lines=pairs)
+            lines = [(counted(count, "point"), text) for text, count in reasons.items()]
+            yield Listing(title="Why points are undecided", lines=lines)
         yield changes_listing("Environment differences", self.changes)
         parts = []
         for row in self.compared:
@@ -329,18 +336,18 @@ class Comparison(Document):
         return " or ".join(sorted({row.unit for row in self.compared}))
 
     @cached_property
-    def _one_sided_points(self) -> dict[str, list[ComparedPoint]]:
+    def _points_without_side(self) -> dict[str, list[ComparedPoint]]:
         """Return `base` and `new` -> the points that this side lacks."""
-        lacking: dict[str, list[ComparedPoint]] = {"new": [], "base": []}
+        points_without_side: dict[str, list[ComparedPoint]] = {"new": [], "base": []}
         for row in self.rows:
             if side := _missing_side(row):
-                lacking[side].append(row)
-        return lacking
+                points_without_side[side].append(row)
+        return points_without_side
 
     @cached_property
     def _separating_settings(self) -> list[str]:
         """Return the settings whose values differ between points only in BASE and only in NEW."""
-        only_base, only_new = self._one_sided_points["new"], self._one_sided_points["base"]
+        only_base, only_new = self._points_without_side["new"], self._points_without_side["base"]
         if not only_base or not only_new:
             return []
         names = []
@@ -354,8 +361,8 @@ class Comparison(Document):
         """Return sentences on why points are not compared; [] if all points are."""
         counts = words.PointCounts(
             compared=len(self.compared),
-            only_base=len(self._one_sided_points["new"]),
-            only_new=len(self._one_sided_points["base"]),
+            only_base=len(self._points_without_side["new"]),
+            only_new=len(self._points_without_side["base"]),
             failed=sum(map(_has_failed_side, self.rows)),
         )
         return words.missing_points(
@@ -365,28 +372,32 @@ class Comparison(Document):
     def _advice(self) -> Iterator[str]:
         """Yield what decides undecided points, and which runs are left out."""
         if self.verdicts[UNCLEAR] and not self.obstacles:
+            # Two more runs a side than now, at least.
             runs = max(_ENOUGH_RUNS, min(len(self.base), len(self.new)) + 2)
             tags = self.side_names if self.are_tags else None
             yield from words.more_runs(runs, tags)
-        most = _MOST_LEFT_OUT_IN_SHORT if self.is_short else _MOST_LEFT_OUT
-        for run_id, facts in [*self.left_out.items()][:most]:
+        most_named = _MOST_LEFT_OUT_IN_SHORT if self.is_short else _MOST_LEFT_OUT
+        for run_id, facts in list(self.left_out.items())[:most_named]:
             yield words.left_out(run_id, facts)
-        if (more := len(self.left_out) - most) > 0:
+        more = len(self.left_out) - most_named
+        if more > 0:
             verb = "is" if more == 1 else "are"
             yield f"{counted(more, 'more run')} of these tags {verb} left out."
 
-    def _points_table(self, most: int) -> Table:
-        """Return the table of the first `most` points of `compared`."""
-        rows = self.compared[:most]
+    def _points_table(self, most_rows: int) -> Table:
+        """Return the table of the first points of `compared`."""
+        rows = self.compared[:most_rows]
         unit = self.unit
         has_intervals = any(row.interval_low is not None for row in rows)
 
         def verdict_cell(row: ComparedPoint) -> Cell:
             verdict = row.verdict or UNCLEAR
+            # A point that is undecided because it lacks runs has no colour.
             has_color = row.why is None or row.interval_low is not None
             tone = _TONES.get(verdict, "plain") if has_color else "plain"
             return Cell(text=VERDICT_WORDS[verdict], tone=tone)
 
+        # A table that is too wide loses the column with the lowest `drop` first.
         columns: list[ColumnOf[ComparedPoint]] = [
             *self._setting_columns(),
             column(f"BASE {unit}", lambda row: formatting.number(row.base), drop=1),
@@ -395,9 +406,8 @@ class Comparison(Document):
             column("verdict", verdict_cell, is_text=True),
         ]
         if not self.is_short:
-            columns.insert(
-                -1, column("detectable", _detectable_text, meaning=_DETECTABLE_MEANING, drop=0)
-            )
+            detectable = column("detectable", _detectable_text, meaning=_DETECTABLE_MEANING, drop=0)
+            columns.insert(-1, detectable)  # before the verdict
         hidden = len(self.compared) - len(rows)
         which = f", {len(rows)} largest of {len(self.compared)}" if hidden else ""
         interval = ", ± half its 95 % interval between runs" if has_intervals else ""
@@ -459,14 +469,16 @@ def changes_listing(title: str, changes: Sequence[Change]) -> Listing:
 
 
 def _sort_key(row: ComparedPoint) -> tuple[Any, ...]:
-    """Return the sort key of points: verdict, size of the change, settings."""
-    verdict, size = len(_VERDICT_ORDER), 0.0
+    """Return the sort key of points: verdict, largest change first, settings."""
+    # Points without a verdict come last.
+    verdict_place, minus_size = len(_VERDICT_ORDER), 0.0
     if row.verdict in _VERDICT_ORDER:
-        verdict = _VERDICT_ORDER.index(row.verdict)
+        verdict_place = _VERDICT_ORDER.index(row.verdict)
+        # Points that are the same are sorted only by their settings.
         if row.verdict != SAME:
-            size = -abs(_relative_change(row))
+            minus_size = -abs(_relative_change(row))
     settings = [setting_order(setting_of(row, name)) for name in _SORT_SETTINGS]
-    return (verdict, size, *settings)
+    return (verdict_place, minus_size, *settings)
 
 
 def change_percent(relative: float | None) -> str:
@@ -510,7 +522,7 @@ def _missing_side(row: ComparedPoint) -> str:
 
 
 def _has_failed_side(row: ComparedPoint) -> bool:
-    """Return whether both sides have the point, but a side measured no rate: no verdict."""
+    """Return whether both sides have the point, but a side measured no rate."""
     return row.verdict is None and not _missing_side(row)
 
 

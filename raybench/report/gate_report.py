@@ -22,12 +22,14 @@ from raybench.report.documents import (
     Listing,
     Table,
     Tone,
+    adapt_column,
     column,
     make_table,
 )
 from raybench.report.point_settings import setting_columns, short_name
 from raybench.report.words import ab as words
 
+# The most urgent outcome first.
 _ORDER = list(GateOutcome)
 _TONES: dict[GateOutcome, Tone] = {
     GateOutcome.SLOWER: "alarm",
@@ -92,8 +94,8 @@ class GateReport(Document):
         for index, text in enumerate(self.answer):
             yield Line(text=text, tone=tone if index == 0 else "plain", is_apart=index == 0)
         yield from (Line(text=text) for text in self.remarks)
-        if reasons := self._reasons():
-            yield Listing(title="Why points are open", lines=reasons, is_quoted=True)
+        if open_points := self._open_points():
+            yield Listing(title="Why points are open", lines=open_points, is_quoted=True)
         if self.points:
             yield self.table
             if hidden := len(self.points) - len(self.table.rows):
@@ -105,17 +107,16 @@ class GateReport(Document):
     @cached_property
     def remarks(self) -> list[str]:
         """Return what this machine detects, why measuring stopped, and what else it did."""
-        stopped = self.verdict.stopped
-        reason = words.open_reason(stopped) if stopped else ""
-        return [
-            *filter(None, [words.detectable(self.verdict)]),
-            *([f"{reason[:1].upper()}{reason[1:]}."] if reason else []),
-            *filter(None, [words.shared_folder(self.verdict)]),
-            *words.meanwhile(self.verdict),
-        ]
+        verdict = self.verdict
+        stopped = ""
+        if verdict.stopped:
+            reason = words.open_reason(verdict.stopped)
+            stopped = f"{reason[:1].upper()}{reason[1:]}."
+        remarks = [words.detectable(verdict), stopped, words.shared_folder(verdict)]
+        return [*filter(None, remarks), *words.meanwhile(verdict)]
 
-    def _reasons(self) -> list[tuple[str, str]]:
-        """Return the points that are open for a reason of their own."""
+    def _open_points(self) -> list[tuple[str, str]]:
+        """Return (point, reason) of the points that are open for a reason of their own."""
         return [
             (self.name(point), words.open_reason(point.why))
             for point in self.points
@@ -125,14 +126,19 @@ class GateReport(Document):
     @cached_property
     def table(self) -> Table:
         """Return the table of the points."""
-        urgent = [point for point in self.points if point.outcome is not GateOutcome.SAME]
-        shown = self.points[: max(len(urgent), _MOST_ROWS)]
+        # Points with the outcome SAME come last.
+        not_same = [point for point in self.points if point.outcome is not GateOutcome.SAME]
+        shown = self.points[: max(len(not_same), _MOST_ROWS)]
+
+        def row_of(point: PointVerdict) -> Any:
+            return point.row
+
+        rows = [point.row for point in self.points]
         columns: list[ColumnOf[PointVerdict]] = []
-        for head, cell in setting_columns(
-            [point.row for point in self.points], ranks_noun=self.ranks
-        ):
-            columns.append((head, lambda point, cell=cell: cell(point.row)))  # type: ignore[misc]
+        for setting_column in setting_columns(rows, ranks_noun=self.ranks):
+            columns.append(adapt_column(setting_column, row_of))
         unit = " or ".join(sorted({point.unit for point in self.points}))
+        # A table that is too wide loses the column with the lowest `drop` first.
         columns += [
             column(f"OLD {unit}", lambda point: formatting.number(point.old_rate), drop=0),
             column("NEW", lambda point: formatting.number(point.new_rate), drop=1),

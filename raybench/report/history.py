@@ -32,6 +32,7 @@ from raybench.report.documents import (
     Listing,
     ShownColumn,
     Table,
+    adapt_column,
     make_table,
 )
 from raybench.report.formatting import counted, plain, some
@@ -42,7 +43,7 @@ from raybench.report.words.compare import NO_CAUSE, before_and_now, fact_name, h
 Series = list[HistoryRow]
 
 _BARS = "▁▂▃▄▅▆▇█"
-# Least range of a sparkline, so that noise does not look like mountains.
+# Least range of a sparkline as a share, so that noise does not look like mountains.
 _MIN_RANGE = 0.05
 _MAX_BARS = 24
 # Differences that are listed for a lasting change, and the characters of a value.
@@ -129,8 +130,10 @@ def sparkline(values: Sequence[float]) -> str:
     """
     logs = np.log(np.asarray(values[-_MAX_BARS:], dtype=np.float64))
     span = max(float(np.ptp(logs)), _MIN_RANGE)
+    # The values are in the middle of the range.
     low = (logs.max() + logs.min() - span) / 2
-    heights = np.clip(((logs - low) / span * len(_BARS)).astype(int), 0, len(_BARS) - 1)
+    places = ((logs - low) / span * len(_BARS)).astype(int)
+    heights = np.clip(places, 0, len(_BARS) - 1)
     return "".join(_BARS[height] for height in heights)
 
 
@@ -140,15 +143,23 @@ def _sparkline_of_steps(rows: Series) -> str:
 
 def _series_of_points(rows: Sequence[HistoryRow]) -> list[Series]:
     """Return the series of each point and machine; series with a lasting change come first."""
-    series: dict[tuple[str, int], Series] = {}
+    series_of_point: dict[tuple[str, int], Series] = {}
     for row in rows:
-        series.setdefault((row.point_id, row.machine), []).append(row)
-    return sorted(series.values(), key=lambda rows: all(row.level_change is None for row in rows))
+        series_of_point.setdefault((row.point_id, row.machine), []).append(row)
+
+    def has_no_change(series: Series) -> bool:
+        return all(row.level_change is None for row in series)
+
+    return sorted(series_of_point.values(), key=has_no_change)
+
+
+def _newest(rows: Series) -> HistoryRow:
+    return rows[-1]
 
 
 def _table_of_points(series: Sequence[Series]) -> Table:
-    """Return the table of the points of one workload, with a row for each machine."""
-    latest = [rows[-1] for rows in series]
+    """Return the table of the points of one workload, with a row for each point and machine."""
+    latest = list(map(_newest, series))
     names = varying(latest, params_first=True)
     if len({row.device_name for row in latest}) > 1:
         names.append("device_name")
@@ -158,11 +169,13 @@ def _table_of_points(series: Sequence[Series]) -> Table:
 
     def change_of_levels(rows: Series) -> str:
         has_change = any(row.level_change is not None for row in rows)
-        return change_percent(rows[-1].level_ms / rows[0].level_ms - 1) if has_change else ""
+        if not has_change:
+            return ""
+        return change_percent(rows[-1].level_ms / rows[0].level_ms - 1)
 
     columns: list[ColumnOf[Series]] = [
         (ShownColumn(title="point", is_text=True), lambda rows: rows[-1].point_id),
-        *((column, lambda rows, cell=cell: cell(rows[-1])) for column, cell in settings),
+        *(adapt_column(setting, _newest) for setting in settings),
         (ShownColumn(title="runs"), lambda rows: str(len(rows))),
         (
             ShownColumn(title="last ms", meaning="the step time in the newest run"),
@@ -185,10 +198,10 @@ def _table_of_points(series: Sequence[Series]) -> Table:
 def _table_of_runs(rows: Series) -> Table:
     """Return the table of the runs of one point, in order of time."""
     unit = formatting.unit_of(rows)
-    run = ShownColumn(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
+    run_column = ShownColumn(title="run", is_text=True, min_chars=SETTING_CHARS * 3)
     columns: list[ColumnOf[HistoryRow]] = [
         (ShownColumn(title="started", is_text=True), lambda row: formatting.when(row.started_at)),
-        (run, lambda row: row.run_id),
+        (run_column, lambda row: row.run_id),
         (ShownColumn(title=f"step {unit.name}"), lambda row: formatting.step_in(unit, row)),
         (
             ShownColumn(title=f"level {unit.name}", meaning=_LEVEL_MEANING),
@@ -210,21 +223,23 @@ def history_figure(rows: Sequence[HistoryRow]) -> Figure:
     """
     has_models = len({row.device_name for row in rows}) > 1
     has_node_counts = len({row.node_count for row in rows}) > 1
-    names = dict(zip((row.point_id for row in rows), point_names(rows), strict=True))
+    point_ids = [row.point_id for row in rows]
+    name_of_point = dict(zip(point_ids, point_names(rows), strict=True))
     all_series = _series_of_points(rows)
-    series = [members for members in all_series if len(members) > 1] or all_series
+    of_several_runs = [series for series in all_series if len(series) > 1]
+    drawable = of_several_runs or all_series
     panels = []
-    for members in series[:_MOST_POINTS]:
-        latest = members[-1]
-        name = names[latest.point_id]
+    for series in drawable[:_MOST_POINTS]:
+        latest = series[-1]
+        name = name_of_point[latest.point_id]
         labels = [name if len(name) <= _LABEL_CHARS else latest.point_id]
         if has_models:
             labels.append(plain(latest.device_name))
         if has_node_counts:
             labels.append(counted(latest.node_count or 1, "node"))
-        panels.append(_history_panel(", ".join(labels), members))
+        panels.append(_history_panel(", ".join(labels), series))
     note = "Dashed line: the level of the step time. Vertical line: a lasting change."
-    if hidden := len(series[_MOST_POINTS:]):
+    if hidden := len(drawable[_MOST_POINTS:]):
         verb = "is" if hidden == 1 else "are"
         note += (
             f" {counted(hidden, 'more point')} {verb} not drawn; choose with --point or --filter."
@@ -237,10 +252,15 @@ def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
     marks: list[Mark] = []
     for row in rows:
         when, step_ms = row.started_at, row.step_ms_p50 or 0.0
-        tip = f"{point}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}"
-        level = {"level": round(row.level_ms, 6), "is_step": row.level_change is not None}
-        mark = {"x": when.isoformat(), "y": round(step_ms, 6), "line": point}
-        marks.append({**mark, **level, "tip": tip})
+        mark = {
+            "x": when.isoformat(),
+            "y": round(step_ms, 6),
+            "line": point,
+            "level": round(row.level_ms, 6),
+            "is_step": row.level_change is not None,  # the run begins a new level
+            "tip": f"{point}\n{when:%Y-%m-%d %H:%M}: {formatting.duration(step_ms)}",
+        }
+        marks.append(mark)
     x: Spec = {
         "type": "temporal",
         "title": "UTC",
@@ -248,23 +268,23 @@ def _history_panel(point: str, rows: Sequence[HistoryRow]) -> Panel:
         "scale": {"type": "utc", "padding": 12},
     }
     y = axis("step time, ms", scale={"zero": False, "padding": 12})
-    color, at, data = {"value": _COLOR}, {"field": "x", **x}, {"data": {"values": marks}}
-    steps: Spec = {
+    color, time, data = {"value": _COLOR}, {"field": "x", **x}, {"data": {"values": marks}}
+    change_lines: Spec = {
         **data,
         "transform": [{"filter": "datum.is_step"}],
         "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.6},
-        "encoding": {"x": at, "color": color},
+        "encoding": {"x": time, "color": color},
     }
-    levels: Spec = {
+    level_lines: Spec = {
         **data,
         "mark": {"type": "line", "strokeDash": [5, 4], "interpolate": "step-after"},
-        "encoding": {"x": at, "y": {"field": "level", **y}, "color": color},
+        "encoding": {"x": time, "y": {"field": "level", **y}, "color": color},
     }
     layout = ScatterLayout(
         x=x,
         y=y,
         kinds={point: ("circle", _COLOR)},
         height=_CHART_HEIGHT,
-        below=[steps, levels],
+        below=[change_lines, level_lines],
     )
     return scatter_panel(marks, layout, point)

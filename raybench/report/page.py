@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 from itertools import takewhile
 from typing import Any
@@ -82,7 +83,8 @@ def format_run_page(data: ChartData) -> str:
     answer, run_data = data.answer, data.answer.data
     report, run = RunReport(answer=answer), run_data.run
     points = _point_table(in_order(data.rows), answer)
-    first = main_figure(data)
+    first_figure = main_figure(data)
+    # Name -> text, for the list at the end of the page; empty texts are left out.
     facts = {
         "run": run.run_id,
         "started": formatting.when(run.started_at),
@@ -119,10 +121,10 @@ def format_run_page(data: ChartData) -> str:
         versions=versions,
         facts_line=of_run.facts_of_first_screen(run_data),
         trained=of_run.model(run_data),
-        layout=_layout_class(first.panels) if first else "",
-        first=first,
+        layout=_layout_class(first_figure.panels) if first_figure else "",
+        first=first_figure,
         why_none=why_no_figure(run_data),
-        figures=other_figures(data, first),
+        figures=other_figures(data, first_figure),
         points=points,
         meanings=meanings,
         # The page has its own table of the points, which can be sorted.
@@ -135,6 +137,7 @@ def format_run_page(data: ChartData) -> str:
 
 def _layout_class(panels: Sequence[Panel]) -> str:
     """Return the CSS class that places the charts of the first screen."""
+    # Below each other if they fit the height of a screen.
     if len(panels) == 1:
         return "single"
     height = sum(panel.height + _AROUND_PX for panel in panels)
@@ -172,6 +175,7 @@ def format_gate(report: GateReport) -> str:
         name=f"{verdict.gate.job.stem}: old and new in turns",
         runs=[Line(text=text) for text in report.sides],
         lead=report.answer[0],
+        # The last remark says what else the machine did.
         lines=[Line(text=text) for text in (*report.answer[1:], *report.remarks[:-1])],
         environment=report.remarks[-1],
         notes=legend_paragraphs([report.table]) if report.points else (),
@@ -242,12 +246,13 @@ def _with_code(text: str) -> Markup:
     return Markup(_PERCENT.sub("\\1\u00a0%", with_code))
 
 
-def _with_breaks(text: str, most: int = 0) -> Markup:
-    """Return a text in which words of more than `most` letters may be folded after = or _."""
+def _with_breaks(text: str, most_whole: int = 0) -> Markup:
+    """Return a text in which words of more than `most_whole` letters may fold after = or _."""
     words = []
     for word in formatting.one_line(text).split(" "):
         escaped = str(escape(word))
-        words.append(_FOLD_AFTER.sub(r"\1<wbr>", escaped) if len(word) > most else escaped)
+        may_fold = len(word) > most_whole
+        words.append(_FOLD_AFTER.sub(r"\1<wbr>", escaped) if may_fold else escaped)
     return Markup(" ".join(words))
 
 
@@ -280,10 +285,11 @@ _DEVICE_HEADINGS = {
 
 def device_table(devices: pd.DataFrame) -> Table:
     """Return the table of devices, sorted by host and index, without empty columns."""
-    used = [name for name in _DEVICE_HEADINGS if name in devices]
+    names = [name for name in _DEVICE_HEADINGS if name in devices]
     ordered = devices.sort_values(["host", "index"]) if len(devices) else devices
 
-    def value_text(name: str, value: Any) -> str:
+    def value_text(name: str, device: Mapping[Any, Any]) -> str:
+        value = device[name]
         if not formatting.has_value(value):
             return ""
         if name.endswith("_bytes"):
@@ -291,10 +297,10 @@ def device_table(devices: pd.DataFrame) -> Table:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     columns: list[ColumnOf[Any]] = []
-    for name in used:
-        head = ShownColumn(title=_DEVICE_HEADINGS[name], is_text=True)
-        columns.append((head, lambda row, name=name: value_text(name, row[name])))  # type: ignore[misc]
-    return make_table(ordered[used].to_dict("records"), columns)
+    for name in names:
+        shown_column = ShownColumn(title=_DEVICE_HEADINGS[name], is_text=True)
+        columns.append((shown_column, partial(value_text, name)))
+    return make_table(ordered[names].to_dict("records"), columns)
 
 
 def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
@@ -303,15 +309,14 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
     placeholders = of_run.placeholder_texts(data, answer.asked)
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
+    # Settings of names come before settings of numbers.
+    settings = sorted(varying(rows), key=lambda name: is_numeric(rows, name))
     columns: list[ColumnOf[ScaledRow]] = [
         (
             ShownColumn(title="point", is_text=True, meaning="for `raybench show RUN POINT`"),
             lambda row: str(row.point_id),
         ),
-        *(
-            _setting_column(rows, name, data.ranks)
-            for name in sorted(varying(rows), key=lambda name: is_numeric(rows, name))
-        ),
+        *(_setting_column(rows, name, data.ranks) for name in settings),
         (ShownColumn(title="step", meaning=of_run.step_meaning(data)), _step_cell),
         (
             ShownColumn(title="±", meaning=width_meaning + of_run.plus_minus(data)),
@@ -341,12 +346,13 @@ def _setting_column(
     Args:
         ranks_heading: heading of the column of `world_size`.
     """
-    [(column, unsorted_cell)] = setting_columns(rows, [name], ranks_heading)
+    [(column, make_plain_cell)] = setting_columns(rows, [name], ranks_heading)
 
     def cell(row: ScaledRow) -> Cell:
         value = setting_of(row, name)
+        # The text `4 KiB` is not sorted as a number.
         sort = str(value) if name.endswith("_bytes") and value is not None else ""
-        return Cell(text=text_of(unsorted_cell(row)), sort=sort)
+        return Cell(text=text_of(make_plain_cell(row)), sort=sort)
 
     return column, cell
 
@@ -366,12 +372,13 @@ def _metric_column(metric: Metric, placeholders: dict[str, str]) -> ColumnOf[Sca
         placeholders: as in `metric_column`.
     """
     # The value that means 100 %; None for metrics that are no shares.
-    whole = {"share": 1.0, "percent": 100.0}.get(metric.format)
+    hundred_percent = {"share": 1.0, "percent": 100.0}.get(metric.format)
 
     def value_cell(row: ScaledRow) -> Cell:
         value = value_of(row, metric)
         text = formatting.metric(metric, value)
-        return Cell(text=text, sort=f"{value / whole:.5g}" if text and whole else "")
+        sort = f"{value / hundred_percent:.5g}" if text and hundred_percent else ""
+        return Cell(text=text, sort=sort)
 
     def speed_up_cell(row: ScaledRow) -> Cell:
         if row.speed_up is None and row.why is not None:

@@ -19,6 +19,7 @@ from raybench.report.documents import (
     Listing,
     ShownColumn,
     Table,
+    adapt_column,
     make_table,
 )
 from raybench.report.formatting import counted, span
@@ -51,7 +52,7 @@ class Forecast(Document):
     left_out: Sequence[NotPredicted] = ()
 
     @property
-    def _rank(self) -> str:
+    def _rank_noun(self) -> str:
         """Return `GPU` or `worker`."""
         is_gpu = self.predictions[0].measured.device_type == "cuda"
         return "GPU" if is_gpu else "worker"
@@ -65,19 +66,20 @@ class Forecast(Document):
     @property
     def _assumptions(self) -> str:
         """Return the assumptions of the predictions, as a paragraph."""
-        worlds = {prediction.measured.world_size for prediction in self.predictions}
-        measured = span(*(counted(world, self._rank) for world in sorted(worlds)))
-        return words.assumptions(self._rank, measured, counted(self.devices_per_node, self._rank))
+        world_sizes = {prediction.measured.world_size for prediction in self.predictions}
+        measured = span(*(counted(size, self._rank_noun) for size in sorted(world_sizes)))
+        per_node = counted(self.devices_per_node, self._rank_noun)
+        return words.assumptions(self._rank_noun, measured, per_node)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the answer for the most devices, a table, notes, and what is not predicted."""
-        most = max(prediction.world_size for prediction in self.predictions)
-        largest = [item for item in self.predictions if item.world_size == most]
-        base_worlds = sorted({prediction.base_world for prediction in largest})
-        base = " or ".join(counted(world, self._rank) for world in base_worlds)
+        most_devices = max(prediction.world_size for prediction in self.predictions)
+        largest = [item for item in self.predictions if item.world_size == most_devices]
+        base_sizes = sorted({prediction.base_world for prediction in largest})
+        base = " or ".join(counted(size, self._rank_noun) for size in base_sizes)
         efficiencies = [prediction.efficiency for prediction in largest]
         ends = span(f"{100 * min(efficiencies):.1f}", f"{100 * max(efficiencies):.1f}")
-        answer = words.answer(counted(most, self._rank), f"{ends} %", base)
+        answer = words.answer(counted(most_devices, self._rank_noun), f"{ends} %", base)
         yield Line(text=answer, tone="strong")
         widest = max(prediction.half_interval for prediction in largest)
         yield Line(text=words.precision_of_steps(widest, len(largest)))
@@ -87,8 +89,8 @@ class Forecast(Document):
         highest = max(prediction.measured_efficiency for prediction in self.predictions)
         if highest > 1:
             notes.append(words.beyond_ideal(highest))
-        measured = [prediction.measured for prediction in self.predictions]
-        if host_bound := {row.point_id for row in measured if row.host_bound}:
+        measured_points = [prediction.measured for prediction in self.predictions]
+        if host_bound := {row.point_id for row in measured_points if row.host_bound}:
             notes.append(words.host_bound(len(host_bound)))
         yield from (Line(text=note, tone="aside", is_apart=True) for note in notes)
         if self.left_out:
@@ -102,10 +104,7 @@ class Forecast(Document):
         names = varying(rows, always=("precision", "world_size"), params_first=True)
         settings = setting_columns(rows, names)
         columns: list[ColumnOf[Prediction]] = [
-            *(
-                (column, lambda item, cell=cell: cell(_point_on_more_devices(item)))
-                for column, cell in settings
-            ),
+            *(adapt_column(setting, _point_on_more_devices) for setting in settings),
             (
                 ShownColumn(title="step ms", meaning="the predicted step time"),
                 lambda item: formatting.number(item.step_ms),

@@ -77,9 +77,10 @@ class RunReport(Document):
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
         """Return why points have no speed-up; baselines count if no other point lacks one."""
+        # `why` says why a point has no speed-up.
         without = [row for row in self.data.rows if row.why is not None]
-        counted_rows = [row for row in without if not row.is_baseline] or without
-        reasons = (row.why for row in counted_rows if row.why is not None)
+        others = [row for row in without if not row.is_baseline]
+        reasons = (row.why for row in others or without if row.why is not None)
         return messages.not_compared(reasons, len(self.data.rows))
 
     @cached_property
@@ -114,12 +115,12 @@ class RunReport(Document):
     @property
     def messages(self) -> list[Listing]:
         """Return lists of failed and skipped points, missing speed-ups, and doubts."""
-        groups_of = {
+        groups_of_title = {
             "Failed and skipped points": self.failures,
             "Points whose speed-up is unknown": self.without_speed_up,
             "Doubts": self.doubts,
         }
-        return [list_messages(title, groups) for title, groups in groups_of.items() if groups]
+        return [list_messages(title, groups) for title, groups in groups_of_title.items() if groups]
 
     def blocks(self) -> Iterator[Block]:
         """Yield the first screen, or the full report: answer, facts, tables and messages."""
@@ -134,7 +135,7 @@ class RunReport(Document):
             return
         lost = formatting.some(data.lost_nodes)
         shared = of_run.in_all_points(data)
-        head = (
+        texts = (
             f"Run {formatting.run_title(data.run)}, {of_run.course_of_run(data)}",
             of_run.machine_of_run(data),
             f"nodes lost: {lost}" if lost else "",
@@ -142,7 +143,7 @@ class RunReport(Document):
             f"in all points: {shared}" if shared else "",
             f"measured {of_run.CPU_SECTION}" if data.run.cpu_section else "",
         )
-        for index, text in enumerate(filter(None, head)):
+        for index, text in enumerate(filter(None, texts)):
             yield Line(text=text, is_apart=index == 0)
         yield from self.listings
         for _, tables in self.tables:
@@ -209,7 +210,7 @@ class RunReport(Document):
         failures = [
             failure for failure in self.failures if not (failure.is_oom and data.is_batch_search)
         ]
-        shown = []
+        shown = []  # (points, message)
         for failure in failures:
             shown.append((failure.who, failure.shortened(SHORT if failure.is_oom else LONG)))
         busy = busy_group(data.doubts, len(data.ok_rows))
@@ -220,10 +221,10 @@ class RunReport(Document):
             # One sentence replaces the doubts that a busy machine explains.
             shown = [*shown[: _MOST_MESSAGES - 1], ("", busy_words(busy, len(data.ok_rows)))]
         shown = shown[:_MOST_MESSAGES]
-        if len(shown) > len(failures):
-            who, text = shown[len(failures)]
-            main = ": ".join(filter(None, (_MAIN_CAVEAT, who)))
-            shown[len(failures)] = (main, text)
+        first_doubt = len(failures)
+        if len(shown) > first_doubt:
+            who, text = shown[first_doubt]
+            shown[first_doubt] = (f"{_MAIN_CAVEAT}: {who}" if who else _MAIN_CAVEAT, text)
         left_out = len(failures) + len(self.doubts) - len(shown)
         if shown:
             title = "Failures and doubts" if failures else "Doubts"
@@ -232,7 +233,7 @@ class RunReport(Document):
         return Caveats(title=title, messages=tuple(shown), left_out=left_out)
 
     def _doubts_about_answer(self, *, only_wrong: bool) -> Iterator[tuple[str, str]]:
-        """Yield (points, message) of doubts about the answer, or only of wrong numbers."""
+        """Yield (points, message) of doubts about the answer, or only those of wrong numbers."""
         for group, message in zip(self.answer.doubts, self.doubts, strict=True):
             is_wrong = group.worst.kind.harm is Harm.WRONG
             if self.answer.concerns(group.worst.kind) and (is_wrong or not only_wrong):
@@ -272,8 +273,8 @@ class RunReport(Document):
         data = self.data
         plus_minus = of_run.plus_minus(data)
         regions: dict[str, list[dict[str, Any]]] = {}
-        for point_id, rows in data.regions.items():
-            regions[point_id] = [_region_members(row) for row in rows]
+        for point_id, regions_of_point in data.regions.items():
+            regions[point_id] = list(map(_region_members, regions_of_point))
         return {
             "run": data.run,
             "machine": of_run.machine_of_run(data),
@@ -285,7 +286,7 @@ class RunReport(Document):
             "largest_batches": self.answer.largest_batches,
             "failures": self.failures,
             "doubts": self._doubt_members(),
-            "plus_minus": plus_minus and f"{plus_minus}.",
+            "plus_minus": f"{plus_minus}." if plus_minus else "",
             "more_rounds": self.answer.more_rounds,
             "references": [standing.members for standing in data.standings],
             "regions": regions,
@@ -322,12 +323,12 @@ class RunReport(Document):
                     "ranked": ranked,
                 }
             )
-        more = ("uncompared", "single_starts", "impossible", "next_command")
+        other_members = ("uncompared", "single_starts", "impossible", "next_command")
         return {
             **asdict(answer.asked),
             "kind": answer.leading.kind,
             "found": as_data(answer.leading),
-            **{name: as_data(getattr(answer, name)) for name in more},
+            **{name: as_data(getattr(answer, name)) for name in other_members},
             "ranked_by": answer.ranked_by.metric,
             "cases": cases,
         }

@@ -75,12 +75,12 @@ class RunList(Document):
             yield self._table()
             return
         for run in self.runs:
-            end = run.status.value
+            outcome = run.status.value
             if run.status is not RunStatus.RUNNING:
                 counts = f"{run.points_ok} ok, {run.points_failed} failed, {run.points_skipped}"
-                end += f" after {formatting.run_time(run)}; {counts} skipped"
+                outcome += f" after {formatting.run_time(run)}; {counts} skipped"
             phrases = (
-                f"{formatting.when(run.started_at)}, {end}",
+                f"{formatting.when(run.started_at)}, {outcome}",
                 self.machines.get(run.run_id, ""),
                 formatting.settings(run.tags),
                 self.leads.get(run.run_id, ""),
@@ -91,11 +91,11 @@ class RunList(Document):
     def _table(self) -> Table:
         """Return the table of runs; a running one has no counts of points."""
 
-        def count_column(title: str, name: str) -> ColumnOf[Run]:
-            def cell(run: Run) -> str:
-                return "" if run.status is RunStatus.RUNNING else str(getattr(run, name))
+        def count_column(title: str, field: str) -> ColumnOf[Run]:
+            def count_text(run: Run) -> str:
+                return "" if run.status is RunStatus.RUNNING else str(getattr(run, field))
 
-            return column(title, cell)
+            return column(title, count_text)
 
         def duration(run: Run) -> str:
             # Without blanks: 80 characters have little room beside the run_id.
@@ -108,6 +108,7 @@ class RunList(Document):
         def tags(run: Run) -> str:
             return cut_end(formatting.settings(run.tags), 30)
 
+        # A table that is too wide loses the column with the lowest `drop` first.
         columns: list[ColumnOf[Run]] = [
             column("run", lambda run: run.run_id, is_text=True, is_setting=True),
             column("started, UTC", lambda run: f"{run.started_at:%F %R}", is_text=True, drop=3),
@@ -144,9 +145,9 @@ class PointList(Document):
             if any(getattr(row, metric.name) is not None for row in rows):
                 rates.append(metric)
         rates += workload_metrics(rows)
-        main_rate, extras = rates[:1], rates[1:]
+        main_rates, extras = rates[:1], rates[1:]  # one main rate, if there is any
         extras += [METRICS_BY_NAME["step_ms_p99"], METRICS_BY_NAME["peak_mem_allocated_bytes"]]
-        # A table that is too wide first loses the extras, the last one first.
+        # A table that is too wide first loses the extras, the last one first, and then these.
         drop_reason, drop_rate, drop_status = len(extras) + 1, len(extras) + 2, len(extras) + 3
         is_all_ok = all(row.status == "ok" for row in rows)
         columns: list[ColumnOf[PointRow]] = [
@@ -161,7 +162,7 @@ class PointList(Document):
             ),
             column(f"step {unit.name}", lambda row: formatting.step_in(unit, row)),
         ]
-        for metric in main_rate:
+        for metric in main_rates:
             columns.append(_rate_column(metric, drop_rate, formatting.MILLISECONDS))
         for index, metric in enumerate(extras):
             columns.append(_rate_column(metric, len(extras) - index, unit))
@@ -181,19 +182,19 @@ class PointList(Document):
 
 def _rate_column(metric: Metric, drop: int, unit: formatting.Unit) -> ColumnOf[PointRow]:
     """Return the column of a metric; `drop` is as in `ShownColumn`."""
-    head = metric_column(metric, unit, {}, drop)
-    return head, lambda row: formatting.metric(metric, value_of(row, metric), unit)
+    shown_column = metric_column(metric, unit, {}, drop)
+    return shown_column, lambda row: formatting.metric(metric, value_of(row, metric), unit)
 
 
 def _round_column(rows: Sequence[PointRow]) -> list[ColumnOf[PointRow]]:
     """Return the column of rounds, which also marks controls; [] if there is one round."""
 
-    def cell(row: PointRow) -> str:
+    def round_text(row: PointRow) -> str:
         number = f"{row.round:.0f}" if row.round is not None else ""
         return f"{number} control" if row.control_of is not None else number
 
     has_rounds = any(row.round is not None and row.round > 1 for row in rows)
-    return [column("round", cell, is_text=True)] if has_rounds else []
+    return [column("round", round_text, is_text=True)] if has_rounds else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +238,7 @@ class PointDetails(Document):
         }
 
     def blocks(self) -> Iterator[Block]:
-        """Yield step, facts, error, references, attempts, methods, tables, logs and traces."""
+        """Yield step, columns, error, references, attempts, methods, tables, logs and traces."""
         yield from self._step_lines()
         yield Listing(lines=list(self._fact_lines()), is_quoted=True)
         yield from self._error_lines()
@@ -289,10 +290,10 @@ class PointDetails(Document):
         lines = plain_lines(self.row.error_detail or "")
         if not lines:
             return
-        last = lines[-_MAX_ERROR_LINES:]
-        cut = f", the last {len(last)} of {len(lines)} lines" if len(lines) > len(last) else ""
-        yield Line(text=f"error_detail{cut}", tone="strong", is_apart=True)
-        yield from (Line(text=text) for text in last)
+        shown = lines[-_MAX_ERROR_LINES:]
+        which = f", the last {len(shown)} of {len(lines)} lines" if len(lines) > len(shown) else ""
+        yield Line(text=f"error_detail{which}", tone="strong", is_apart=True)
+        yield from (Line(text=text) for text in shown)
 
     def _table_of_attempts(self) -> Table:
         unit = formatting.unit_of(self.attempts)
@@ -308,7 +309,7 @@ class PointDetails(Document):
         return make_table(self.attempts, columns, kind="Attempts")
 
     def _method_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield how each column was measured, or why it was not."""
+        """Yield (column, how the column was measured, or why it was not)."""
         methods = dict(self.row.methods or {})
         for name, why in (self.row.not_measured or {}).items():
             methods[name] = not_measured_words(why)
@@ -318,10 +319,10 @@ class PointDetails(Document):
             previous = text
 
     def _fact_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield each column that has a value, then the metrics of the workload."""
-        unit_of = column_units("points")
+        """Yield (name, value) of columns that have a value, then of metrics of the workload."""
+        unit_of_column = column_units("points")
         for name, value in vars(self.row).items():
-            text = _value_text(value, unit_of.get(name, ""))
+            text = _value_text(value, unit_of_column.get(name, ""))
             if name == "precision" and self.is_precision_unknown:
                 text = "as the script has it"
             if text and name not in _COLUMNS_OF_BLOCKS:
@@ -338,8 +339,8 @@ class PointDetails(Document):
         unit = formatting.unit_of([self.row])
         if len(self.ranks):
             yield _table_of_frame(self.ranks, "")
-        if ranks := ranks_of_point(self.row, unit):
-            yield ranks
+        if table_of_ranks := ranks_of_point(self.row, unit):
+            yield table_of_ranks
         if self.regions:
             kind = f"Regions of the step, {unit.name}, after the timed steps"
             yield make_table(self.regions, region_columns(unit), kind=kind)
@@ -403,7 +404,7 @@ def format_logs(logs: Sequence[RankLog]) -> str:
             ranks_of_text.setdefault(log.text, []).append(log.rank)
         for text, ranks in ranks_of_text.items():
             noun = "rank" if len(ranks) == 1 else "ranks"
-            who = f"{noun} {', '.join(map(str, ranks))}"
-            lines = [f"== {point_id}, attempt {attempt}, {who}", *plain_lines(text), ""]
+            which_ranks = f"{noun} {', '.join(map(str, ranks))}"
+            lines = [f"== {point_id}, attempt {attempt}, {which_ranks}", *plain_lines(text), ""]
             blocks.append("\n".join(lines))
     return "\n".join(blocks)

@@ -130,13 +130,11 @@ def _means_by_time(samples: pd.DataFrame, axis_s: np.ndarray) -> pd.DataFrame:
     return by_time[list(_SHOWN)].mean().reset_index()
 
 
-def _quantiles_of_devices(means: pd.DataFrame, count: int) -> tuple[pd.DataFrame, list[str]]:
-    """Return least, median and most over all devices at each time, and the names of the lines.
-
-    Args:
-        means: as `_means_by_time` returns them; in the result, `device` is the name of a line.
-        count: number of devices.
-    """
+def _quantiles_of_devices(
+    means: pd.DataFrame,  # as `_means_by_time` returns them
+    count: int,  # of devices
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return least, median and most over all devices at each time, and the names of the lines."""
     by_time = means.drop(columns="device").groupby("second")
     quantile_of_line = {f"least of {count}": 0.0, "median": 0.5, f"most of {count}": 1.0}
     lines = []
