@@ -33,8 +33,8 @@ MOST_ROWS = 8
 _MOST_COLUMNS = 7
 # A table with a smaller share of filled cells is shown as a list.
 _LEAST_FILLED = 0.75
-# A setting of names makes columns only if this saves two rows, because numbers read better from
-# left to right.
+# Rows that a setting of names must save to make columns instead of a setting of numbers, which
+# read better from left to right. Between 1 and 2: two rows.
 _NAMES_COST = 1.5
 # Stands before a value with a wide interval.
 _WIDE_MARK = DoubtKind.WIDE.mark
@@ -74,10 +74,11 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
         case NothingMeasured():
             return []
         case LargestBatches() as largest:
-            by_batch = {(str(item.settings), item.batch_size): item for item in largest.batches}
+            # Each batch once.
+            batches = {(str(each.settings), each.batch_size): each for each in largest.batches}
             return [
-                AnswerValue(row=item.row, text=f"{item.batch_size:,}", order=item.batch_size)
-                for item in by_batch.values()
+                AnswerValue(row=batch.row, text=f"{batch.batch_size:,}", order=batch.batch_size)
+                for batch in batches.values()
             ]
         case SpeedUps():
             rows = with_most_ranks(data.rows)
@@ -94,6 +95,7 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
     if answer.metric is None:
         return []
     unit = formatting.unit_of(data.rows)
+    # The best value has the largest `order`.
     sign = 1 if answer.ranked_by.best == "max" else -1
     values = []
     for candidate in chain.from_iterable(case.ranked for case in answer.cases):
@@ -142,22 +144,23 @@ def answer_table(answer: RunAnswer) -> AnswerTable | None:
 
 def _switches(rows: Iterable[ScaledRow], names: Sequence[str]) -> tuple[str, ...]:
     """Return the settings that are true in at least one row."""
-    switches = dict.fromkeys(names, False)
+    is_switch = dict.fromkeys(names, False)
     for row in rows:
         for name in names:
-            switches[name] |= str(setting_of(row, name)).lower() == "true"
-    return tuple(name for name, is_true in switches.items() if is_true)
+            is_switch[name] |= str(setting_of(row, name)).lower() == "true"
+    return tuple(name for name in names if is_switch[name])
 
 
 def _mark_wide_values(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[AnswerValue]:
     """Return the values; a mark precedes each value with a wide interval."""
+    # Memory has no interval over steps.
     if answer.is_of_memory:
         return list(values)
     is_ratio = isinstance(answer.leading, SpeedUps | Gains)
-    bases = {row.series: row for row in answer.data.rows if row.is_baseline}
+    baseline_of_series = {row.series: row for row in answer.data.rows if row.is_baseline}
     marked = []
     for value in values:
-        base = bases.get(value.row.series) if is_ratio else None
+        base = baseline_of_series.get(value.row.series) if is_ratio else None
         if is_ratio and value.row.is_baseline:
             # The speed-up of a baseline is 1 by definition.
             is_wide = False
@@ -195,15 +198,15 @@ def _list_table(
         rate = formatting.number(value.row.throughput)
         rows.append((short_name(value.row, names, ranks_noun), value.text, half, step, rate))
     # Columns without a value, and a second column with the same title, are left out.
-    kept: dict[str, int] = {}
+    index_of_title: dict[str, int] = {}
     for index, column in enumerate(columns):
         if any(row[index] for row in rows):
-            kept.setdefault(column.title, index)
-    cells = []
-    for row in rows:
-        cells.append(tuple(row[index] for index in kept.values()))
+            index_of_title.setdefault(column.title, index)
+    indexes = list(index_of_title.values())
     table = Table(
-        columns=tuple(columns[index] for index in kept.values()), rows=tuple(cells), kind=heading
+        columns=tuple(columns[index] for index in indexes),
+        rows=tuple(tuple(row[index] for index in indexes) for row in rows),
+        kind=heading,
     )
     has_plain = any(short_name(value.row, names, ranks_noun) == "plain" for value in shown)
     return AnswerTable(
@@ -225,13 +228,13 @@ class _CrossLayout:
     # Values of `row_settings` -> value of `column_setting` -> cell.
     cells: dict[tuple[str, ...], dict[str, AnswerValue]]
     # Values of `column_setting` in order.
-    heads: tuple[str, ...]
+    column_values: tuple[str, ...]
 
     @property
     def filled(self) -> float:
         """Return the share of cells that have a value."""
-        count = sum(len(cells) for cells in self.cells.values())
-        return count / (len(self.cells) * len(self.heads))
+        filled_count = sum(len(cells_of_row) for cells_of_row in self.cells.values())
+        return filled_count / (len(self.cells) * len(self.column_values))
 
 
 def _cross_table(
@@ -247,9 +250,9 @@ def _cross_table(
         layout = _cross_layout(values, name, [other for other in names if other != name])
         table = _table_of_layout(answer, layout, heading)
         # Columns may stand closer together if marks need the room.
-        min_chars = _table_chars(table) - (len(layout.heads) if has_wide else 0)
+        min_chars = _table_chars(table) - (len(layout.column_values) if has_wide else 0)
         if (
-            2 <= len(layout.heads) <= _MOST_COLUMNS
+            2 <= len(layout.column_values) <= _MOST_COLUMNS
             and len(layout.cells) <= MOST_ROWS
             and layout.filled >= _LEAST_FILLED
             and min_chars <= WIDTH
@@ -258,6 +261,7 @@ def _cross_table(
             candidates.append((cost, table, layout.row_settings))
     if not candidates:
         return None
+    # The table with the fewest rows.
     _, table, row_settings = min(candidates, key=lambda candidate: candidate[0])
     plain = _plain_switches(rows, row_settings, answer.data.ranks)
     return AnswerTable(table=table, left_out=0, has_wide=has_wide, plain=plain)
@@ -273,7 +277,8 @@ def _plain_switches(
 
 def _is_plain(row: ScaledRow, names: Sequence[str], ranks_noun: str) -> bool:
     """Return whether all switches among the settings are off in a row."""
-    switch_values = {str(setting_of(row, name)).lower() for name in names} & {"true", "false"}
+    texts = {str(setting_of(row, name)).lower() for name in names}
+    switch_values = texts & {"true", "false"}
     return switch_values == {"false"} or short_name(row, names, ranks_noun) == "plain"
 
 
@@ -287,29 +292,33 @@ def _cross_layout(
         return [setting_order(setting_of(value.row, name)) for name in row_settings]
 
     for value in sorted(values, key=row_order):
-        key = tuple(str(setting_of(value.row, name)) for name in row_settings)
-        cells.setdefault(key, {})[str(setting_of(value.row, column_setting))] = value
-    heads = dict.fromkeys(str(setting_of(value.row, column_setting)) for value in values)
+        row_values = tuple(str(setting_of(value.row, name)) for name in row_settings)
+        column_value = str(setting_of(value.row, column_setting))
+        cells.setdefault(row_values, {})[column_value] = value
+    column_values = dict.fromkeys(str(setting_of(value.row, column_setting)) for value in values)
     return _CrossLayout(
         column_setting=column_setting,
         row_settings=tuple(row_settings),
         cells=cells,
-        heads=tuple(sorted(heads, key=setting_order)),
+        column_values=tuple(sorted(column_values, key=setting_order)),
     )
 
 
 def _table_of_layout(answer: RunAnswer, layout: _CrossLayout, heading: str) -> Table:
+    """Return the table of a layout; any value of a row or column gives its label."""
     ranks_noun = answer.data.ranks
-    heads = []
-    for text in layout.heads:
-        first = next(cells[text] for cells in layout.cells.values() if text in cells)
-        heads.append(_column_head(first.row, layout.column_setting, ranks_noun))
+    columns = [ShownColumn(title="", is_text=True)]
+    for column_value in layout.column_values:
+        cells_of_rows = layout.cells.values()
+        in_column = [cells[column_value] for cells in cells_of_rows if column_value in cells]
+        title = _column_head(in_column[0].row, layout.column_setting, ranks_noun)
+        columns.append(ShownColumn(title=title))
     rows = []
     for cells in layout.cells.values():
-        first = next(iter(cells.values()))
-        texts = [cells[text].text if text in cells else "" for text in layout.heads]
-        rows.append((_row_label(first.row, layout.row_settings, ranks_noun), *texts))
-    columns = [ShownColumn(title="", is_text=True), *(ShownColumn(title=head) for head in heads)]
+        first, *_ = cells.values()
+        label = _row_label(first.row, layout.row_settings, ranks_noun)
+        texts = [cells[value].text if value in cells else "" for value in layout.column_values]
+        rows.append((label, *texts))
     return Table(columns=tuple(columns), rows=tuple(rows), kind=heading)
 
 
@@ -331,5 +340,6 @@ def _column_head(row: ScaledRow, name: str, ranks_noun: str) -> str:
 def _table_chars(table: Table) -> int:
     """Return the width of a table in characters."""
     lines = [table.titles, *table.texts]
-    widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
-    return sum(widths) + 2 * (len(widths) - 1)
+    widths = [max(map(len, texts_of_column)) for texts_of_column in zip(*lines, strict=True)]
+    gaps = 2 * (len(widths) - 1)
+    return sum(widths) + gaps

@@ -70,21 +70,23 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
     points = []
     for scaled in data.rows:
         row, settings = jsonable(vars(scaled)), defining_settings(scaled)
-        more_settings = {name: value for name, value in settings.items() if name != "workload"}
+        other_settings = {name: value for name, value in settings.items() if name != "workload"}
         figures = {}
         # A column wins over a metric of the workload with the same name.
-        for name, value in {**(row["workload_metrics"] or {}), **row}.items():
+        values = {**(row["workload_metrics"] or {}), **row}
+        for name, value in values.items():
             if isinstance(value, int | float) and name not in _NOT_FIGURES:
                 figures[name] = int(value) if isinstance(value, bool) else value
         doubts = [plain(doubt_words(doubt, scaled)) for doubt in scaled.doubts or ()]
-        is_answer = row["status"] == "oom" and data.is_batch_search
+        # A search for the largest batch must run out of memory.
+        is_expected = row["status"] == "oom" and data.is_batch_search
         points.append(
             ExportedPoint(
                 row=row,
                 settings=settings,
-                name=f"{settings['workload']} {formatting.settings(more_settings)}",
+                name=f"{settings['workload']} {formatting.settings(other_settings)}",
                 figures=figures,
-                is_failure=row["status"] in FAILURES and not is_answer,
+                is_failure=row["status"] in FAILURES and not is_expected,
                 was_not_run=row["status"] in NOT_RUN,
                 error=plain(failure_of_row(scaled)),
                 why=not_compared_words(scaled.why) if scaled.why else "",
@@ -112,17 +114,17 @@ def export_csv(data: RunData) -> str:
     text that a spreadsheet would read as a formula begins with `'`.
     """
     rows = []
-    key_columns: set[str] = set()
+    columns_of_keys: set[str] = set()
     for point in exported_points(data):
-        key_cells = {}
-        for column in _MAP_COLUMNS:
-            for key, value in (point.row[column] or {}).items():
-                key_cells[f"{column}.{key}"] = value
-        rows.append(point.row | key_cells | {"doubts": point.doubts, "why": point.why})
-        key_columns |= key_cells.keys()
+        cells_of_keys = {}
+        for map_column in _MAP_COLUMNS:
+            for key, value in (point.row[map_column] or {}).items():
+                cells_of_keys[f"{map_column}.{key}"] = value
+        rows.append(point.row | cells_of_keys | {"doubts": point.doubts, "why": point.why})
+        columns_of_keys |= cells_of_keys.keys()
     left_out = (*_MAP_COLUMNS, "workload_headings")
-    names = [field.name for field in fields(ScaledRow) if field.name not in left_out]
-    return csv_text([*names, *sorted(key_columns)], rows)
+    columns = [field.name for field in fields(ScaledRow) if field.name not in left_out]
+    return csv_text([*columns, *sorted(columns_of_keys)], rows)
 
 
 def csv_text(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -261,7 +263,7 @@ def junit_text(
     """
     outcomes = [case.outcome for case in cases]
     seconds = [case.seconds for case in cases if case.seconds is not None]
-    counts = {
+    attributes = {
         "name": plain(name),
         "tests": str(len(cases)),
         "failures": str(outcomes.count("failure")),
@@ -273,17 +275,18 @@ def junit_text(
         "hostname": plain(run.host),
     }
     suites = ET.Element("testsuites")
-    suite = ET.SubElement(suites, "testsuite", counts)
+    suite = ET.SubElement(suites, "testsuite", attributes)
     _add_properties(suite, properties)
     for case in cases:
         time = {} if case.seconds is None else {"time": f"{case.seconds:.3f}"}
-        names = {"classname": plain(case.group), "name": plain(case.name), **time}
-        element = ET.SubElement(suite, "testcase", names)
+        attributes = {"classname": plain(case.group), "name": plain(case.name), **time}
+        element = ET.SubElement(suite, "testcase", attributes)
         _add_properties(element, case.properties)
         message = plain(case.message)
         if case.outcome in ("error", "failure"):
-            kind = {"type": plain(case.kind), "message": message}
-            ET.SubElement(element, case.outcome, kind).text = "\n".join(plain_lines(case.text))
+            attributes = {"type": plain(case.kind), "message": message}
+            outcome = ET.SubElement(element, case.outcome, attributes)
+            outcome.text = "\n".join(plain_lines(case.text))
         elif case.outcome == "skipped":
             ET.SubElement(element, "skipped", {"message": message})
         elif case.outcome == "output":
@@ -292,9 +295,10 @@ def junit_text(
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _add_properties(parent: ET.Element, values: Mapping[str, object]) -> None:
+def _add_properties(parent: ET.Element, properties: Mapping[str, object]) -> None:
+    """Add an element for each name -> value."""
     holder = ET.SubElement(parent, "properties")
-    for name, value in values.items():
+    for name, value in properties.items():
         ET.SubElement(holder, "property", {"name": plain(name), "value": plain(value)})
 
 

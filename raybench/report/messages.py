@@ -51,8 +51,8 @@ _MOST_RANKS_NAMED = 4
 def list_messages(title: str, groups: Sequence[MessageGroup]) -> Listing:
     """Return a line for each of the first 20 groups; a last line counts the other points."""
     lines = [(group.who, group.shortened(LONG)) for group in groups[:_MAX_GROUPS]]
-    if more := sum(group.count for group in groups[_MAX_GROUPS:]):
-        lines.append((counted(more, "point"), "`--format json` has the other messages."))
+    if other_points := sum(group.count for group in groups[_MAX_GROUPS:]):
+        lines.append((counted(other_points, "point"), "`--format json` has the other messages."))
     return Listing(title=title, lines=lines, is_quoted=True)
 
 
@@ -108,6 +108,7 @@ def failures(
         is_batch_search: leave out estimates of the memory that a point needs.
     """
     names = distinguishing_settings(rows)
+    # (status, type of the error, message) -> points
     rows_of_group: dict[tuple[object, ...], list[PointRow]] = {}
     for row in rows:
         if row.status is not Status.OK:
@@ -175,8 +176,8 @@ def doubts(
 def _drift_message(group: DoubtGroup, rows: Sequence[ScaledRow], ranks_noun: str) -> MessageGroup:
     """Return the message on doubts about the machine instead of a point."""
     advice = doubt_advice(group.worst, None)
-    sizes = {row.world_size for row in rows if row.speed_up is not None}
-    if group.worst.kind is DoubtKind.DRIFT and len(sizes) > 1:
+    world_sizes = {row.world_size for row in rows if row.speed_up is not None}
+    if group.worst.kind is DoubtKind.DRIFT and len(world_sizes) > 1:
         advice = f"Speed-ups between numbers of {ranks_noun} are corrected. {advice}"
     who = counted(group.count, "repeated baseline measurement")
     text = drift_words(group.worst, ranks_noun)
@@ -192,12 +193,14 @@ def _doubt_message(
 ) -> MessageGroup:
     """Return the message on doubts about points; it names the worst point by settings `names`."""
     ok_count = sum(row.status is Status.OK for row in rows)
+    # Points that are not ok may have doubts too.
     who = _share_of_points(group.count, max(group.count, ok_count))
-    if names and group.count == 1 and len(rows) > 1:
-        who = short_name(worst_row, names, ranks_noun)
-    elif names and group.count > 1 and group.worst.value is not None:
-        who += f"; at the worst ({short_name(worst_row, names, ranks_noun)})"
-    elif names and len(group.subjects) > 1:
-        who += f"; for example at {short_name(worst_row, names, ranks_noun)}"
+    worst_name = short_name(worst_row, names, ranks_noun)  # "" without settings
+    if worst_name and group.count == 1 and len(rows) > 1:
+        who = worst_name
+    elif worst_name and group.count > 1 and group.worst.value is not None:
+        who += f"; at the worst ({worst_name})"
+    elif worst_name and len(group.subjects) > 1:
+        who += f"; for example at {worst_name}"
     text, advice = doubt_words(group.worst, worst_row), doubt_advice(group.worst, worst_row)
     return MessageGroup(who=who, text=text, count=group.count, advice=advice)

@@ -137,11 +137,11 @@ def format_run_page(data: ChartData) -> str:
 
 def _layout_class(panels: Sequence[Panel]) -> str:
     """Return the CSS class that places the charts of the first screen."""
-    # Below each other if they fit the height of a screen.
     if len(panels) == 1:
         return "single"
-    height = sum(panel.height + _AROUND_PX for panel in panels)
-    return "stacked" if height <= _SCREEN_PX else "broad"
+    # Charts are below each other if all of them fit one screen.
+    height_px = sum(panel.height + _AROUND_PX for panel in panels)
+    return "stacked" if height_px <= _SCREEN_PX else "broad"
 
 
 def format_comparison(comparison: Comparison) -> str:

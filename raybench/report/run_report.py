@@ -79,8 +79,8 @@ class RunReport(Document):
         """Return why points have no speed-up; baselines count if no other point lacks one."""
         # `why` says why a point has no speed-up.
         without = [row for row in self.data.rows if row.why is not None]
-        others = [row for row in without if not row.is_baseline]
-        reasons = (row.why for row in others or without if row.why is not None)
+        rows = [row for row in without if not row.is_baseline] or without
+        reasons = (row.why for row in rows if row.why is not None)
         return messages.not_compared(reasons, len(self.data.rows))
 
     @cached_property

@@ -49,6 +49,7 @@ def upload_to_mlflow(data: RunData) -> str:
 
 
 def _write_to_mlflow(client: Any, data: RunData) -> str:
+    """Write the MLflow runs, and return a line about them."""
     from mlflow.entities import Metric, Param
 
     def since_1970_ms(time: datetime) -> int:
@@ -81,9 +82,10 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
             "error": point.error,
             "doubts": point.doubts,
         }
-        created = client.create_run(experiment_id, begun_ms, tags, point.name).info.run_id
+        child = client.create_run(experiment_id, begun_ms, tags, point.name).info.run_id
         client.log_batch(
-            created,
+            child,
+            # All metrics are those of step 0.
             metrics=[Metric(name, value, ended_ms, 0) for name, value in point.figures.items()],
             params=[Param(name, value) for name, value in point.settings.items()],
         )
@@ -92,7 +94,7 @@ def _write_to_mlflow(client: Any, data: RunData) -> str:
             status = "FAILED"
         elif point.was_not_run:
             status = "KILLED"
-        client.set_terminated(created, status, ended_ms)
+        client.set_terminated(child, status, ended_ms)
     client.log_text(parent, run.job_text, "job.yaml")
     status = "FAILED" if run.status.value == "failed" else "FINISHED"
     client.set_terminated(parent, status, since_1970_ms(run.finished_at or run.started_at))
@@ -133,9 +135,9 @@ def upload_to_wandb(data: RunData) -> str:
                 tags=[row["status"]],
                 settings=wandb.Settings(**_WANDB_SETTINGS),
             )
-            ended = {name: row[name] for name in ("point_id", "status")}
-            ended |= {"error": point.error, "doubts": point.doubts}
-            written.summary.update(point.figures | ended)
+            texts = {name: row[name] for name in ("point_id", "status")}
+            texts |= {"error": point.error, "doubts": point.doubts}
+            written.summary.update(point.figures | texts)
             written.finish(exit_code=int(point.is_failure))
     except (wandb.Error, ValueError) as error:  # ValueError: pydantic refuses a WANDB_ variable
         raise UsageError(f"--to wandb: {plain(error)}") from error
