@@ -45,12 +45,14 @@ def side_words(gate: Gate, side: Side) -> str:
     version = gate.version(side)
     parts = []
     if commit := gate.commits.get(side):
-        what = "uncommitted files" if version.revision == WORKTREE else version.revision
-        parts.append(f"{what} ({commit[:8]})")
+        code = "uncommitted files" if version.revision == WORKTREE else version.revision
+        parts.append(f"{code} ({commit[:8]})")
     elif not version.revision:
         parts.append(str(gate.cwd))
-    parts += [str(version.job)] if version.job else []
-    parts += [version.python] if version.python else []
+    if version.job:
+        parts.append(str(version.job))
+    if version.python:
+        parts.append(version.python)
     parts += [f"{name}={value}" for name, value in version.env.items()]
     parts += [f"--set {text}" for text in version.overrides]
     return ", ".join(parts)
@@ -75,13 +77,13 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
     points = verdict.points
     if not points:
         return ["No point was measured."]
+    if len(points) == 1:
+        return [_single(points[0])]
     counts = {outcome: 0 for outcome in GateOutcome}
     for point in points:
         counts[point.outcome] += 1
-    if len(points) == 1:
-        first = _single(points[0])
-    elif counts[GateOutcome.SLOWER]:
-        slower = counts[GateOutcome.SLOWER]
+    slower = counts[GateOutcome.SLOWER]
+    if slower:
         worst = worst_point(points)
         verb = "is" if slower == 1 else "are"
         first = f"{slower} of {len(points)} points {verb} slower, the worst by {_change(worst)}"
@@ -90,18 +92,20 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
         return [f"All {len(points)} points are {_PREDICATES[points[0].outcome]}."]
     else:
         first = f"No point of {len(points)} is slower."
-    others = []
-    for outcome in GateOutcome:
-        if counts[outcome] and outcome is not GateOutcome.SLOWER and len(points) > 1:
-            verb = "is" if counts[outcome] == 1 else "are"
-            others.append(f"{counts[outcome]} {verb} {_PREDICATES[outcome]}")
-    return [first, *([f"{'; '.join(others)}."] if others else [])]
+    phrases = []
+    for outcome, count in counts.items():
+        if count and outcome is not GateOutcome.SLOWER:
+            phrases.append(f"{count} {'is' if count == 1 else 'are'} {_PREDICATES[outcome]}")
+    return [first, f"{'; '.join(phrases)}."] if phrases else [first]
 
 
 def worst_point(points: Sequence[PointVerdict]) -> PointVerdict:
-    """Return the slower point with the largest change; of no slower points the first point."""
+    """Return the slower point with the largest change; the first point if none is slower."""
     slower = [point for point in points if point.outcome is GateOutcome.SLOWER]
-    return min(slower or points[:1], key=lambda point: point.change or 0.0)
+    if not slower:
+        return points[0]
+    # The change of a slower point is below 0.
+    return min(slower, key=lambda point: point.change or 0.0)
 
 
 def _single(point: PointVerdict) -> str:
@@ -115,6 +119,7 @@ def _change(point: PointVerdict) -> str:
     size = percent_words(abs(point.change or 0.0))
     if point.low is None or point.high is None:
         return size
+    # The ends of the interval have the sign of a size too.
     sign = -1 if (point.change or 0.0) < 0 else 1
     least, most = sorted((sign * point.low, sign * point.high))
     return f"{size} ({100 * least:.1f} to {100 * most:.1f} %)"
@@ -188,7 +193,7 @@ EXPLANATION = (
 
 
 def progress(event: Prepared | Begun | Looked) -> str:
-    """Return a line of progress."""
+    """Return a line of progress: a side is ready, a start begins, or pairs are evaluated."""
     if isinstance(event, Prepared):
         return f"{event.side.upper()} is measured in {event.folder}"
     if isinstance(event, Begun):
@@ -198,12 +203,15 @@ def progress(event: Prepared | Begun | Looked) -> str:
     counts = []
     for outcome in GateOutcome:
         count = sum(point.outcome is outcome for point in verdict.points)
+        # Open points are undecided now, and are counted below.
         if outcome is GateOutcome.UNDECIDED:
             count -= event.open
         if count:
             counts.append(f"{count} {OUTCOME_WORDS[outcome]}")
-    counts += [f"{event.open} open"] if event.open else []
+    if event.open:
+        counts.append(f"{event.open} open")
     text = f"after {counted(verdict.pairs, 'pair')}: {', '.join(counts)}"
+    # The first look shows what this machine can detect.
     if verdict.pairs == LOOKS[0] and verdict.detectable is not None:
         text += f"; this machine detects a slowdown of {percent_words(verdict.detectable)}"
     return text

@@ -34,7 +34,7 @@ _PREDICATES = VERDICT_WORDS | {SAME: "the same"}
 
 # Runs that cannot detect a slowdown of this share differ too much.
 _LARGEST_USEFUL = 0.5
-# Longer values of facts are shown only in full reports.
+# Longer values of facts, in characters, are shown only in full reports.
 _SHORT_VALUE = 20
 # Kinds of facts, sorted by their likely effect on step times.
 _KIND_ORDER = (
@@ -91,7 +91,12 @@ def percent_words(share: float, *, has_sign: bool = False) -> str:
 
 
 def verdict_count(verdicts: Mapping[str, int], points: int) -> str:
-    """Return the first sentence of an answer about several points: how many are slower."""
+    """Return the first sentence of an answer about several points: how many are slower.
+
+    Args:
+        verdicts: verdict -> number of points.
+        points: number of all points.
+    """
     for verdict, count in verdicts.items():
         if count == points:
             return f"All {points} points are {_PREDICATES[verdict]}."
@@ -120,15 +125,21 @@ def undecided(change: float) -> str:
 
 
 def other_verdicts(verdicts: Mapping[str, int], points: int) -> str:
-    """Return `1 is faster and 3 are undecided.`; "" if no points or all points are so."""
-    phrases = [
-        f"{verdicts[name]} {'is' if verdicts[name] == 1 else 'are'} {_PREDICATES[name]}"
-        for name in (FASTER, SAME, UNCLEAR)
-        if 0 < verdicts[name] < points
-    ]
-    *first, last = phrases or [""]
-    text = f"{', '.join(first)} and {last}" if first else last
-    return f"{text}." if text else ""
+    """Return `1 is faster and 3 are undecided.`; "" if all points have the same verdict.
+
+    Args:
+        verdicts: verdict -> number of points.
+        points: number of all points.
+    """
+    phrases = []
+    for verdict in (FASTER, SAME, UNCLEAR):
+        count = verdicts[verdict]
+        if 0 < count < points:
+            phrases.append(f"{count} {'is' if count == 1 else 'are'} {_PREDICATES[verdict]}")
+    if not phrases:
+        return ""
+    *others, last = phrases
+    return f"{', '.join(others)} and {last}." if others else f"{last}."
 
 
 def median_change(change: float, unit: str = "") -> str:
@@ -192,8 +203,9 @@ def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
     if tags is not None:
         base, new = tags
         return [first, f"Use --tag {base} and --tag {new}, then repeat this command."]
-    side = ",".join(["RUN"] * _MOST_NAMED)
-    return [first, f"Then name all runs: {formatting.command('compare', side, side)}"]
+    runs_of_side = ",".join(["RUN"] * _MOST_NAMED)
+    example = formatting.command("compare", runs_of_side, runs_of_side)
+    return [first, f"Then name all runs: {example}"]
 
 
 def environment(differences: Sequence[Change]) -> str:
@@ -251,8 +263,8 @@ def missing_points(counts: PointCounts, settings: Sequence[str]) -> list[str]:
             phrases.append(f"{number} {'is' if count == 1 else 'are'} {place}")
     if not phrases:
         return []
-    *first, last = phrases
-    sentence = f"{', '.join(first)} and {last}." if first else f"{last}."
+    *others, last = phrases
+    sentence = f"{', '.join(others)} and {last}." if others else f"{last}."
     if counts.compared:
         total = counts.compared + sum(count_by_place.values())
         sentence = f"{counts.compared} of {counted(total, 'point')} can be compared. {sentence}"
@@ -315,8 +327,7 @@ def before_and_now(change: Change, most: int) -> str:
     cut_before, cut_now = cut_end(before, most), cut_end(now, most)
     if cut_before == cut_now:
         # The values differ only behind the cut: begin shortly before the difference.
-        alike = _count_alike(before, now)
-        start = max(0, alike - most // 3)
+        start = max(0, _count_alike(before, now) - most // 3)
         cut_before, cut_now = (cut_end(f"…{value[start:]}", most) for value in (before, now))
     return f"{cut_before} -> {cut_now}"
 
@@ -340,7 +351,7 @@ def point_change(change: PointChange) -> str:
 
 
 def history_answer(points: int, runs: int, changes: int) -> str:
-    """Return the number of lasting changes of step times over several runs."""
+    """Return a sentence on the number of lasting changes of step times over several runs."""
     where = f"{counted(points, 'point')} in {counted(runs, 'run')}"
     if not changes:
         return f"{where}: no lasting change of a step time."

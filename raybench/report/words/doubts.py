@@ -105,6 +105,7 @@ def doubt_advice(doubt: Doubt, row: PointRow | None) -> str:
     if doubt.kind in _OF_SHORT_TIMING and row is not None and _is_ended_script(row):
         # The advice on the end of the script says what to do.
         return ""
+    # The advice on unsteady steps is to measure several rounds.
     if doubt.kind is DoubtKind.UNSTEADY and getattr(row, "rounds", 1) > 1:
         return ""
     if doubt.kind is DoubtKind.IMPOSSIBLE:
@@ -148,16 +149,17 @@ _ADVICE_ON_IMPOSSIBLE = {
 
 
 def _impossible(doubt: Doubt, row: PointRow) -> str:
+    """Return which figure, `doubt.subject`, exceeds what is possible."""
     value, limit, model = doubt.value or 0.0, doubt.limit or 0.0, row.device_name
     step_ms = min(row.step_ms_mean or 0.0, row.step_ms_p50 or 0.0)
-    count = (row.iterations or 0) * (row.inner_iterations or 1)
+    iterations = (row.iterations or 0) * (row.inner_iterations or 1)
     speed_up = ""
     if isinstance(row, ScaledRow):
         speed_up = f" (speed-up {formatting.ratio(row.speed_up)} on {row.world_size} devices)"
     texts = {
         "efficiency": f"an efficiency of {share_words(value)}{speed_up}",
         "items": f"{value:,.0f} samples a step with a batch of {limit:,.0f}",
-        "iterations": f"{count:,.0f} iterations of {step_ms:.3g} ms in {limit:,.0f} s",
+        "iterations": f"{iterations:,.0f} iterations of {step_ms:.3g} ms in {limit:,.0f} s",
         "mfu_pct": f"an MFU of {value:.0f} %",
         "achieved_tflops_per_device": f"{value:,.0f} TFLOP/s, where large {row.precision} products "
         f"reach {limit:,.0f} on {model}",
@@ -240,6 +242,7 @@ def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _slow_rank(doubt: Doubt, row: PointRow) -> str:
+    """Return how much longer the slow rank works, and what this costs of the step."""
     step_ms, excess_ms = row.step_ms_p50 or 0.0, row.straggler_ms or 0.0
     most_ms = (doubt.value or 0.0) * step_ms
     # Communication that is hidden behind the excess lowers the cost.
@@ -314,7 +317,8 @@ def _no_throughput(_doubt: Doubt, _row: PointRow) -> str:
 
 def _no_breakdown(doubt: Doubt, row: PointRow) -> str:
     step_ms = (row.parts_step_ms or row.step_ms_p50) or 0.0
-    parts = write_time((doubt.value or 0.0) * step_ms)
+    parts_over_step = doubt.value or 0.0
+    parts = write_time(parts_over_step * step_ms)
     return f"the parts add up to {parts}, but the step takes {write_time(step_ms)}"
 
 
@@ -354,9 +358,8 @@ def _emulated(doubt: Doubt, row: PointRow) -> str:
 
 
 def _quick(doubt: Doubt, _row: PointRow) -> str:
-    return "the point was timed for a moment only" + (
-        "" if doubt.value is None else f" ({doubt.value:.2g} s)"
-    )
+    seconds = "" if doubt.value is None else f" ({doubt.value:.2g} s)"
+    return f"the point was timed for a moment only{seconds}"
 
 
 def _is_ended_script(row: PointRow) -> bool:
@@ -373,10 +376,10 @@ def _short(doubt: Doubt, row: PointRow) -> str:
 
 
 def _few_samples(doubt: Doubt, row: PointRow) -> str:
-    limit = f"{doubt.limit:.0f} planned steps"
+    share = f"only {doubt.value:.0f} of {doubt.limit:.0f} planned steps"
     if _is_ended_script(row):
-        return f"only {doubt.value:.0f} of {limit} were timed"
-    return f"only {doubt.value:.0f} of {limit} fitted into the time limit"
+        return f"{share} were timed"
+    return f"{share} fitted into the time limit"
 
 
 def _unsteady(doubt: Doubt, _row: PointRow) -> str:
@@ -385,7 +388,7 @@ def _unsteady(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _too_few_steps(doubt: Doubt, _row: PointRow) -> str:
-    steps = "too few steps" if doubt.value is None else f"{counted(round(doubt.value), 'step')}"
+    steps = "too few steps" if doubt.value is None else counted(round(doubt.value), "step")
     return f"{steps} are too few to tell whether the step time was still changing"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from raybench.records.conditions import Condition, FactValue
 from raybench.records.devices import Finding
 from raybench.records.judgement import CommandKind, Problem, Reason
-from raybench.report.formatting import counted, number, some
+from raybench.report.formatting import counted, number, some, span
 
 QUESTION = "Is the cluster fit to be measured?"
 _CHANNELS = "a collective has fewer channels and less bandwidth"
@@ -48,17 +48,18 @@ def _form(text: str) -> Callable[[Reason], str]:
     """Return a function that fills `{value}`, `{limit}` and `{names}` from a reason."""
 
     def fill(reason: Reason) -> str:
-        value, limit = _figure(reason.value), _figure(reason.limit)
+        value, limit = _number_text(reason.value), _number_text(reason.limit)
         return text.format(value=value, limit=limit, names=some(reason.names))
 
     return fill
 
 
-def _figure(value: float | None) -> str:
-    """Return `2` or `7.10`; "" for None."""
+def _number_text(value: float | None) -> str:
+    """Return `2`, `7.10` or `unlimited`; "" for None."""
     if value == math.inf:
         return "unlimited"
-    return f"{value:,.0f}" if value is not None and value % 1 == 0 else number(value, 3)
+    is_whole = value is not None and value % 1 == 0
+    return f"{value:,.0f}" if is_whole else number(value, 3)
 
 
 _CONDITIONS: Mapping[Condition, Callable[[Reason], str]] = {
@@ -110,7 +111,7 @@ def facts(reason: Reason) -> str:
 
 
 def _fact(fact: FactValue) -> str:
-    value = {None: "not set", "": ""}.get(fact.value, fact.value)
+    value = "not set" if fact.value is None else fact.value
     text = " ".join(filter(None, (fact.name, value)))
     return f"{text} ({some(fact.subjects)})" if fact.subjects else text
 
@@ -199,16 +200,17 @@ def headline(devices: str, notes: int) -> str:
 
 def fact_values(findings: Iterable[Finding]) -> str:
     """Return what one test of the environment has read, over all subjects."""
-    of_test = list(findings)
-    texts = dict.fromkeys(finding.evidence for finding in of_test if finding.evidence)
+    findings = list(findings)
+    texts = dict.fromkeys(finding.evidence for finding in findings if finding.evidence)
     if texts:
         return "; ".join(texts)
-    values = sorted({finding.value for finding in of_test if finding.value is not None})
+    values = sorted({finding.value for finding in findings if finding.value is not None})
     if not values:
         return "unknown"
-    unit = of_test[0].unit
+    unit = findings[0].unit
     if not unit:
+        # The value of a switch is 0 or 1.
         return " and ".join("on" if value else "off" for value in values)
-    ends = dict.fromkeys((_figure(values[0]), _figure(values[-1])))
-    text = " to ".join(ends)
+    text = span(_number_text(values[0]), _number_text(values[-1]))
+    # `unlimited` needs no unit.
     return text if values[0] == math.inf else f"{text} {unit}"

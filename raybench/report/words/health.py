@@ -43,18 +43,23 @@ def basis(*, has_peers: bool, references: int, wide: int) -> str:
     """
     sentences = ["devices are compared with each other in this run."] if has_peers else []
     if references:
-        values = (
-            f"{counted(references, 'value')} {'has' if references == 1 else 'have'} a reference"
-        )
+        have = "has" if references == 1 else "have"
+        text = f"{counted(references, 'value')} {have} a reference"
         if wide:
-            values += f"; {wide} of them cannot be judged by the reference, because its normal "
-            values += f"range is wider than ±{share_words(NARROW)}"
-        sentences.append(f"{values}.")
+            text += f"; {wide} of them cannot be judged by the reference, because its normal "
+            text += f"range is wider than ±{share_words(NARROW)}"
+        sentences.append(f"{text}.")
     return f"Certainty: {' '.join(sentences)}" if sentences else ""
 
 
 def blind_spot(*, has_peers: bool, has_references: bool, is_own: bool) -> str:
-    """Return a sentence on the slowdowns that a check cannot see; "" if there are none."""
+    """Return a sentence on the slowdowns that a check cannot see; "" if there are none.
+
+    Args:
+        has_peers: whether devices are compared with each other.
+        has_references: whether values are compared with references.
+        is_own: whether the references include this run.
+    """
     if is_own:
         return "Caveat: the reference values include this run and may hide a common slowdown."
     if has_peers and not has_references:
@@ -67,21 +72,22 @@ def detection(limit: DetectionLimit) -> str:
     noun = "GPU" if limit.kind == "cuda" else "CPU worker"
     if limit.slowdown is None:
         return f"Cannot find a slow {noun}: a single {noun} is compared with nothing here."
-    one_of = _rounded_down(1 / limit.drain_share)
+    checks_per_drain = _rounded_down(1 / limit.drain_share)
     return (
         f"Finds a {noun} that is {share_words(limit.slowdown)} slow in 99 % of checks; drains a "
-        f"healthy node in fewer than 1 of {one_of:,} (simulated)."
+        f"healthy node in fewer than 1 of {checks_per_drain:,} (simulated)."
     )
 
 
 def _rounded_down(count: float) -> int:
-    """Return the count with its first digit only."""
-    scale: int = 10 ** (len(str(int(count))) - 1)
+    """Return the count with all digits but the first set to 0: 4700 becomes 4000."""
+    digits = len(str(int(count)))
+    scale: int = 10 ** (digits - 1)
     return int(count) // scale * scale
 
 
 def device_advice(name: str, *, is_bad: bool, action: Action | None) -> str:
-    """Return what to do about a device first."""
+    """Return what to do first about an unhealthy device."""
     if action is Action.WAIT:
         return f"check {name} again without the other programs"
     return f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
@@ -133,11 +139,14 @@ def path_name(start: str, end: str) -> str:
 def short_names(subjects: Sequence[Sequence[DevicePlace]]) -> list[str] | None:
     """Return the names of devices and pairs without their host; None for several hosts.
 
+    A single subject keeps its host, so the result is None too.
+
     Args:
         subjects: places of the device, or of both devices of a pair.
     """
     hosts = {place.host for places in subjects for place in places}
-    if len(subjects) < 2 or len(hosts) != 1:
+    has_one_host = len(hosts) == 1
+    if len(subjects) < 2 or not has_one_host:
         return None
     return [" to ".join(map(short_device_name, places)) for places in subjects]
 
@@ -160,18 +169,21 @@ def _failed(problem: Problem) -> str:
 
 
 def _other_failed(problem: Problem) -> str:
-    return f"not read: {problem.names[0]} {problem.status.clause if problem.status else 'failed'}"
+    failed_device = problem.names[0]
+    return f"not read: {failed_device} {problem.status.clause if problem.status else 'failed'}"
 
 
 def _no_room(problem: Problem) -> str:
-    free, needed = problem.value / GIB, problem.limit / GIB
-    return f"no room: {free:.1f} GiB of its memory are free, the test needs {needed:.1f}"
+    free_gib, needed_gib = problem.value / GIB, problem.limit / GIB
+    return f"no room: {free_gib:.1f} GiB of its memory are free, the test needs {needed_gib:.1f}"
 
 
 def _memory_errors(problem: Problem) -> str:
-    during = f", {problem.value} of them during the check" if problem.value else ""
-    when = during or " since the driver was loaded"
-    return f"{counted(problem.limit, 'uncorrected memory error')}{when}"
+    during_check, since_start = problem.value, problem.limit
+    when = " since the driver was loaded"
+    if during_check:
+        when = f", {during_check} of them during the check"
+    return f"{counted(since_start, 'uncorrected memory error')}{when}"
 
 
 def _link_errors(problem: Problem) -> str:
@@ -251,13 +263,17 @@ def _times(ratio: float | None) -> str:
 
 def _problems(reason: Reason) -> str:
     text = "; ".join(map(problem, reason.problems))
-    return f"{text} (in {reason.value:.0f} of {reason.limit:.0f} passes)" if reason.limit else text
+    if not reason.limit:  # no pass had a result
+        return text
+    return f"{text} (in {reason.value:.0f} of {reason.limit:.0f} passes)"
 
 
 def _nothing_known(reason: Reason) -> str:
     placement = f", {reason.placement}," if reason.placement else ""
-    note = f"; its datasheet says {number(reason.value, 3)} {reason.unit}" if reason.value else ""
-    return f"nothing is known of what {reason.model}{placement} reaches{note}"
+    datasheet = ""
+    if reason.value:
+        datasheet = f"; its datasheet says {number(reason.value, 3)} {reason.unit}"
+    return f"nothing is known of what {reason.model}{placement} reaches{datasheet}"
 
 
 def _slow_with_partners(reason: Reason) -> str:
@@ -312,7 +328,7 @@ _LEVELS = {
 
 
 def _on_pcie(reason: Reason) -> str:
-    link, *levels = reason.names
+    link, *levels = reason.names  # one level or none
     level = "".join(levels)
     across = f", across {_LEVELS.get(level, level)}" if level else ""
     return f"PCIe {link} carries the data{across}"
@@ -325,7 +341,8 @@ def _throttled(reason: Reason) -> str:
 
 
 def _no_figures(reason: Reason) -> str:
-    lacking = (reason.value or 0.0) - (reason.limit or 0.0)
+    needed_checks, earlier_checks = reason.value or 0.0, reason.limit or 0.0
+    lacking = needed_checks - earlier_checks
     checks = "one more check" if lacking == 1 else f"{lacking:.0f} more checks"
     return (
         f"nothing is known of {reason.model} elsewhere, so the check cannot see whether all are "
@@ -427,7 +444,7 @@ def _peer_value(peers: PeerValue, unit: str) -> str:
 
 
 def _value_range(interval: ValueRange, unit: str) -> str:
-    """Return `671 to 782 TFLOP/s (source)`; equal ends once."""
+    """Return `671 to 782 TFLOP/s (where the range comes from)`; equal ends once."""
     source = {
         "start": "as at its beginning",
         "own checks": f"its earlier checks, {interval.checks} of them",
@@ -438,7 +455,7 @@ def _value_range(interval: ValueRange, unit: str) -> str:
 
 
 def command_words(command: Command) -> str:
-    """Return a command for a shell, with a comment that names its hosts."""
+    """Return a command for a shell; a comment names the hosts on which to run the command."""
     hosts = [shlex.quote(host) for host in command.hosts]
     text = _COMMANDS[command.kind].format(
         uuid=command.uuid,
@@ -508,6 +525,7 @@ def action(action: Action | None) -> str:
 def reason_with_value(finding: Finding) -> str:
     """Return `TEST: REASON (VALUE, against EXPECTED)`; unknown parts are left out."""
     text = f"{finding.test}: {finding.reason}"
+    # Findings on a whole cluster have no ratio.
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
         return text
