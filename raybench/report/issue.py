@@ -22,7 +22,7 @@ def format_issue(report: RunReport) -> str:
     facts = [of_run.facts_of_first_screen(data)]
     if data.run.cpu_section:
         facts.append(of_run.CPU_SECTION)
-    head = [
+    first_lines = [
         f"**{escape(report.title)}**",
         f"{escape(', '.join(facts))}, run {code(data.run.run_id)}",
         escape(formatting.versions(data.versions)),
@@ -30,21 +30,22 @@ def format_issue(report: RunReport) -> str:
     sentences = list(report.findings)
     if report.answer_table is None:
         sentences.insert(0, report.headline)
-        answer = []
+        table_lines = []
     else:
         table, left_out = report.answer_table.table, report.answer_table.left_out
         shown = table.rows[: MOST_LINES - _OTHER_LINES]
         left_out += len(table.rows) - len(shown)
         if left_out:
             sentences.insert(0, f"{formatting.counted(left_out, 'more value')}: full report.")
-        answer = ["", *markdown_rows(_with_heading(replace(table, rows=shown))), ""]
+        table_lines = ["", *markdown_rows(_with_heading(replace(table, rows=shown))), ""]
+    # Only the first caveat has room.
     for who, text in report.caveats.messages[:1]:
-        sentences.append(": ".join(filter(None, (who, text))))
-    return "\n".join([*head, *answer, escape(" ".join(sentences))]) + "\n"
+        sentences.append(f"{who}: {text}" if who else text)
+    return "\n".join([*first_lines, *table_lines, escape(" ".join(sentences))]) + "\n"
 
 
 def _with_heading(table: Table) -> Table:
-    """Return the table with its heading in the head of its first column."""
+    """Return the table with its title as heading of its first column."""
     first, *others = table.columns
-    title = " ".join(filter(None, (table.title, first.title and f"({first.title})")))
+    title = f"{table.title} ({first.title})" if first.title else table.title
     return replace(table, columns=(replace(first, title=title), *others))

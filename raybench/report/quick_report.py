@@ -30,13 +30,15 @@ def format_node_report(report: NodeReport, *, width: int, color: bool = False) -
 
 
 def _blocks(report: NodeReport) -> Iterator[Block]:
-    wrong = [finding for finding in report.findings if finding.verdict.is_unhealthy]
-    names = [words.short_name(finding.subject.name, report.host) for finding in wrong]
+    """Yield the verdict, why tests are missing, what is wrong, notes and the table of tests."""
+    unhealthy = [finding for finding in report.findings if finding.verdict.is_unhealthy]
+    names = [words.short_name(finding.subject.name, report.host) for finding in unhealthy]
     suspects = list(dict.fromkeys(names))
     yield Line(text=words.headline(report, suspects), tone=_TONES[report.state])
     yield Line(text=words.took(report))
     if report.detection is not None:
         yield Line(text=health_words.detection(report.detection))
+    # Reasons that a line has given already.
     said_reasons: set[str] = set()
     for kind in dict.fromkeys(reason.kind for reason in report.untested):
         for reason in report.untested:
@@ -44,12 +46,12 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
                 said_reasons.add(reason.detail)
                 yield Line(text=f"Why: {words.untested(reason)}")
         yield Line(text=words.untested_advice(kind))
-    for finding in wrong:
-        text = health_words.reason_with_value(finding)
+    for finding in unhealthy:
         if finding.reason not in said_reasons and finding.verdict is not Verdict.UNTESTED:
+            # A problem of the environment is told once, not for each device.
             if finding.stage == "environment":
                 said_reasons.add(finding.reason)
-            yield Line(text=_problem(finding, text, report))
+            yield Line(text=_problem(finding, report))
             if finding.command:
                 yield Line(text=f"  {finding.command.splitlines()[0]}", is_whole=True)
     notes = [
@@ -73,42 +75,50 @@ def _is_test(finding: Finding) -> bool:
     return finding.stage in ("alone", "host-links", "together")
 
 
-def _problem(finding: Finding, text: str, report: NodeReport) -> str:
+def _problem(finding: Finding, report: NodeReport) -> str:
     """Return what is wrong with a subject, and what to do."""
-    about = f"{words.short_name(finding.subject.name, report.host)}: {text}."
+    name = words.short_name(finding.subject.name, report.host)
+    problem = f"{name}: {health_words.reason_with_value(finding)}."
     action = health_words.action(finding.action)
-    return f"{about} Do: {action}." if action else about
+    return f"{problem} Do: {action}." if action else problem
 
 
 def _table(findings: Sequence[Finding], report: NodeReport) -> Table:
     """Return a row for each test: the values of all devices, or their range."""
-    by_test: dict[tuple[str, str], dict[str, Finding]] = {}
+    # (test, unit) -> name of the subject -> finding
+    findings_of_test: dict[tuple[str, str], dict[str, Finding]] = {}
     for finding in findings:
-        by_test.setdefault((finding.test, finding.unit), {})[finding.subject.name] = finding
+        finding_of_subject = findings_of_test.setdefault((finding.test, finding.unit), {})
+        finding_of_subject[finding.subject.name] = finding
     measured = {finding.subject.name for finding in findings}
-    names = [name for name in report.devices if name in measured]
-    is_wide = len(names) <= _MOST_COLUMNS
+    devices = [name for name in report.devices if name in measured]
+    has_device_columns = len(devices) <= _MOST_COLUMNS
     columns = [ShownColumn(title="test", is_text=True), ShownColumn(title="unit", is_text=True)]
-    if is_wide:
-        columns += [ShownColumn(title=words.short_name(name, report.host)) for name in names]
+    if has_device_columns:
+        columns += [ShownColumn(title=words.short_name(name, report.host)) for name in devices]
     else:
         columns += [ShownColumn(title=title) for title in ("least", "most")]
     columns.append(ShownColumn(title="node"))
     rows = []
-    for test, finding_of_subject in by_test.items():
-        of_devices = [finding_of_subject[name] for name in names if name in finding_of_subject]
-        cells = [_figure(finding_of_subject.get(name)) for name in names]
-        if not is_wide:
-            ordered = sorted(of_devices, key=lambda finding: finding.value or 0.0)
-            cells = [_figure(finding) for finding in (*ordered[:1], *ordered[-1:])] or ["", ""]
-        of_node = [finding for name, finding in finding_of_subject.items() if name not in names]
-        rows.append((*test, *cells, _figure(of_node[0]) if of_node else ""))
-    if not any(row[-1] for row in rows):
+    for (test, unit), finding_of_subject in findings_of_test.items():
+        of_devices = [finding_of_subject[name] for name in devices if name in finding_of_subject]
+        if has_device_columns:
+            cells = [_figure(finding_of_subject.get(name)) for name in devices]
+        elif of_devices:
+            ascending = sorted(of_devices, key=lambda finding: finding.value or 0.0)
+            cells = [_figure(ascending[0]), _figure(ascending[-1])]
+        else:
+            cells = ["", ""]
+        of_node = [finding for name, finding in finding_of_subject.items() if name not in devices]
+        rows.append((test, unit, *cells, _figure(of_node[0]) if of_node else ""))
+    has_node_values = any(row[-1] for row in rows)
+    if not has_node_values:
         return Table(columns=tuple(columns[:-1]), rows=tuple(row[:-1] for row in rows))
     return Table(columns=tuple(columns), rows=tuple(rows))
 
 
 def _figure(finding: Finding | None) -> str:
+    """Return `!12.3`: a mark if the value is not healthy, then the value; "" for None."""
     if finding is None:
         return ""
     return f"{_MARKS.get(finding.verdict, '')}{number(finding.value, 3)}"

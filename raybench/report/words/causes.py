@@ -59,10 +59,12 @@ def causes_of(rows: Sequence[ScaledRow]) -> Iterator[tuple[str, str]]:
     shares_below_noise: list[float] = []
     has_gain = has_cause = False
     for name in LOSSES:
-        lost = sorted(value for row in rows if (value := getattr(row, name)) is not None)
-        if not lost:
+        values = [getattr(row, name) for row in rows]
+        lost_shares = [value for value in values if value is not None]
+        if not lost_shares:
             continue
-        low, high = lost[0], lost[-1]
+        low, high = min(lost_shares), max(lost_shares)
+        # A share below 0 is a gain.
         largest_share = max(-low, high)
         if largest_share < noise:
             shares_below_noise.append(largest_share)

@@ -36,8 +36,9 @@ _COSTS: Mapping[str, str] = {
 
 def _costly_variable(reason: Reason) -> str:
     variable, *values = reason.names
+    is_used_here = bool(reason.limit)
     text = f"set to {' and '.join(values)}; {_COSTS[variable]}"
-    return text if reason.limit else f"{text} (on GPUs)"
+    return text if is_used_here else f"{text} (on GPUs)"
 
 
 def _no_routes(reason: Reason) -> str:

@@ -54,7 +54,7 @@ def without_estimate(reason: str) -> str:
 
 
 def _reason(status: str, error_type: str | None, message: str) -> str:
-    """Return an error message on one line, after the class of the exception."""
+    """Return a message on one line; with status `error`, after the class of the exception."""
     text = " ".join(message.split())
     if status == Status.OOM:
         words = r"the step needed \g<needed> more, and \g<free> of \g<total> were free"
@@ -65,6 +65,7 @@ def _reason(status: str, error_type: str | None, message: str) -> str:
 
 
 def _hang_words(verdict: HangVerdict, error_type: str | None) -> str:
+    """Return which rank hangs, and which limit of the job ended the point."""
     limit = "hang_s" if error_type == Cause.HANG else "timeout_s"
     return f"{hang(verdict)} (the point was ended by measure.{limit})"
 

@@ -8,6 +8,7 @@ from raybench.report.formatting import counted
 
 def hang(verdict: HangVerdict) -> str:
     """Return on one line which rank hangs, why, and where it is."""
+    # Such as `all_reduce 118`.
     what = f"{verdict.collective} {verdict.number}" if verdict.collective else "a collective"
     waits = ""
     if count := len(verdict.waiting_ranks):
@@ -25,8 +26,10 @@ def hang(verdict: HangVerdict) -> str:
         called=verdict.called or "another collective",
         expected=verdict.expected or "another collective",
     )
-    also = f" (so do ranks {', '.join(map(str, verdict.also))})" if verdict.also else ""
-    return f"{_rank_name(verdict)} {predicate}{also}"
+    other_ranks = ""
+    if verdict.also:
+        other_ranks = f" (so do ranks {', '.join(map(str, verdict.also))})"
+    return f"{_rank_name(verdict)} {predicate}{other_ranks}"
 
 
 # Predicates of a rank. {what}: all_reduce 118. {waits}: ranks that wait. {where}, {at}: line of

@@ -53,8 +53,10 @@ def why(report: NodeReport) -> str:
     elif report.state is NodeState.UNTESTED:
         reasons = [untested_reason(reason) for reason in report.untested]
     reasons = list(dict.fromkeys(reasons))
-    others = len(reasons) - _MOST_REASONS
-    return "; ".join(reasons[:_MOST_REASONS]) + (f"; and {others} more" if others > 0 else "")
+    shown, hidden = reasons[:_MOST_REASONS], len(reasons) - _MOST_REASONS
+    if hidden > 0:
+        shown.append(f"and {hidden} more")
+    return "; ".join(shown)
 
 
 def node_line(report: NodeReport) -> str:
@@ -66,12 +68,12 @@ def nagios_line(reports: Sequence[NodeReport]) -> str:
     """Return the first line of a plugin of Nagios: the worst state, and the nodes in it."""
     if not reports:
         return f"{_NAGIOS[NodeState.UNTESTED]} - {NO_RESULT}"
-    order = list(NodeState)
-    worst = min((report.state for report in reports), key=order.index)
-    in_worst = [report for report in reports if report.state is worst]
-    text = f"{counted(len(in_worst), 'node')} healthy"
+    worst_first = list(NodeState)
+    worst = min((report.state for report in reports), key=worst_first.index)
+    worst_reports = [report for report in reports if report.state is worst]
+    text = f"{counted(len(worst_reports), 'node')} healthy"
     if worst is not NodeState.HEALTHY:
-        text = "; ".join(map(node_line, in_worst))
+        text = "; ".join(map(node_line, worst_reports))
     return f"{_NAGIOS[worst]} - {text}"
 
 
@@ -85,34 +87,38 @@ def ended_with_error(code: int) -> str:
     return f"raybench health: {NO_RESULT}, so no node is drained (exit code {code})"
 
 
-def collected(lists: Mapping[str, Sequence[str]], suspect: Sequence[str]) -> str:
-    """Return in a sentence how many nodes pass, fail, are silent or untested.
+def collected(hosts_of_state: Mapping[str, Sequence[str]], suspect: Sequence[str]) -> str:
+    """Return a traffic light, and how many nodes pass, fail, are silent or untested.
 
     Args:
-        lists: "passing", "failing", "silent" and "untested" -> nodes.
+        hosts_of_state: "passing", "failing", "silent" and "untested" -> nodes.
         suspect: passing nodes in which something was slow or wrong, but not surely.
     """
-    total = sum(map(len, lists.values()))
-    counts = {name: len(hosts) for name, hosts in lists.items()}
-    lamp = "Red" if counts["failing"] else "Green"
-    if not counts["failing"] and counts["passing"] < total:
-        lamp = "Amber"
-    parts: list[str] = []
-    for name, singular, plural in (
+    counts = {state: len(hosts) for state, hosts in hosts_of_state.items()}
+    total = sum(counts.values())
+    light = "Green"
+    if counts["failing"]:
+        light = "Red"
+    elif counts["passing"] < total:
+        light = "Amber"
+    phrases: list[str] = []
+    for state, singular, plural in (
         ("failing", "fails", "fail"),
         ("silent", "is silent", "are silent"),
         ("untested", "was not tested", "were not tested"),
         ("passing", "passes", "pass"),
     ):
-        if count := counts[name]:
-            of = "" if parts else f" of {counted(total, 'node')}"
-            parts.append(f"{count}{of} {singular if count == 1 else plural}")
+        if count := counts[state]:
+            # Only the first phrase names the number of all nodes.
+            of_total = "" if phrases else f" of {counted(total, 'node')}"
+            phrases.append(f"{count}{of_total} {singular if count == 1 else plural}")
     if counts["passing"] == total:
-        parts = [f"all {total} nodes pass" if total > 1 else "the node passes"]
+        phrases = [f"all {total} nodes pass" if total > 1 else "the node passes"]
     if suspect:
         verb = "is" if len(suspect) == 1 else "are"
-        parts[-1] += f", of which {len(suspect)} {verb} suspect"
-    return f"{lamp}: {sentence('; '.join(parts))}"
+        # The last phrase is about the passing nodes.
+        phrases[-1] += f", of which {len(suspect)} {verb} suspect"
+    return f"{light}: {sentence('; '.join(phrases))}"
 
 
 def age(seconds: float) -> str:

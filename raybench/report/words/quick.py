@@ -19,7 +19,7 @@ from raybench.report.words.health import program_name
 
 
 def use(device: str, use: DeviceUse) -> str:
-    """Return who uses a device."""
+    """Return which programs use a device, and how busy the device was before the tests."""
     users = some([*map(program_name, use.programs)], 2) or "a program that is not visible from here"
     text = f"{users} uses {device}"
     if use.is_active:
@@ -28,7 +28,7 @@ def use(device: str, use: DeviceUse) -> str:
 
 
 def load(load: CpuLoad) -> str:
-    """Return which programs kept cores busy."""
+    """Return how many cores other programs kept busy, and which programs."""
     text = f"other programs kept {load.cores:.1f} of {counted(load.processors, 'core')} busy"
     if not load.programs:
         return text
@@ -71,6 +71,7 @@ def trouble(kind: TroubleKind, device: str, phase: str, detail: str) -> str:
         detail: such as an error message.
     """
     when = _PHASES.get(phase, f"in the test {phase}")
+    # The words of these kinds say when.
     if kind in (TroubleKind.NO_START, TroubleKind.FULL):
         when = ""
     text = " ".join(filter(None, (f"the process of {device}", _TROUBLES[kind], when)))
@@ -95,7 +96,7 @@ def skipped(tests: Sequence[str]) -> str:
 
 
 def no_comparison() -> str:
-    """Return why speeds were not judged."""
+    """Return why the speeds of a device were not judged."""
     return "nothing is known of what this model reaches, and no other device is alike"
 
 

@@ -46,6 +46,7 @@ def within_words(standings: Sequence[Standing], *, says_own: bool = True) -> str
     """
     count = references.count_within(standings)
     sentences = []
+    # Values whose reference has a narrow normal range.
     judged = references.counted_standings(standings)
     units = list(dict.fromkeys(standing.entry.unit for standing in judged))
     if count.counted:

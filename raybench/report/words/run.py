@@ -41,12 +41,13 @@ def machine_of_run(data: RunData) -> str:
 
 def declared_meaning(data: RunData, metric: Metric) -> str:
     """Return the meaning of a metric that a built-in workload declares; "" for other metrics."""
-    # The tables hold the text of the version that measured; this is the present text.
     if is_column(metric):
         return ""
+    # The tables hold the text of the version that measured; the class has the present text.
     for workload in dict.fromkeys(row.workload for row in data.rows):
         built_in = builtin_class(workload)
-        for declared in built_in.metrics if built_in else ():
+        declared_metrics = built_in.metrics if built_in else ()
+        for declared in declared_metrics:
             if declared.name == metric.name:
                 return declared.meaning or declared.description
     return ""
@@ -54,20 +55,22 @@ def declared_meaning(data: RunData, metric: Metric) -> str:
 
 def model(data: RunData) -> tuple[str, ...]:
     """Return known facts of the models: ("MLP of 8 layers", "134 M parameters", "adam")."""
-    names, counts, optimizers = {}, set(), set()
+    descriptions: dict[str, None] = {}  # in order, each once
+    parameter_counts, optimizers = set(), set()
     for row in data.rows:
         params = row.params
         built_in = builtin_class(row.workload) if params else None
-        names[(built_in.describe(params) if built_in else "") or row.workload] = True
-        counts.add((built_in and built_in.parameter_count(params)) or 0)
+        description = built_in.describe(params) if built_in else ""
+        descriptions[description or row.workload] = None
+        if built_in and (count := built_in.parameter_count(params)):
+            parameter_counts.add(count)
         if params.get("mode") != "inference" and "optimizer" in params:
             optimizers.add(params["optimizer"])
-    known = counts - {0}
     size = ""
-    if known:
-        ends = span(formatting.amount(min(known)), formatting.amount(max(known)))
-        size = f"{ends} parameters"
-    return tuple(filter(None, (", ".join(names), size, ", ".join(sorted(optimizers)))))
+    if parameter_counts:
+        least, most = min(parameter_counts), max(parameter_counts)
+        size = f"{span(formatting.amount(least), formatting.amount(most))} parameters"
+    return tuple(filter(None, (", ".join(descriptions), size, ", ".join(sorted(optimizers)))))
 
 
 def common_settings(data: RunData) -> str:
@@ -78,7 +81,7 @@ def common_settings(data: RunData) -> str:
     if not data.rows:
         return ""
     first, varying_names = data.rows[0], varying(data.rows)
-    words = {}
+    words = {}  # setting -> text
     for name in ("precision", "batch", "world_size"):
         words[name] = "" if name in varying_names else settings_words(first, [name], data.ranks)
     if "batch" in varying_names:
@@ -100,9 +103,9 @@ def in_all_points(data: RunData) -> str:
 def counts(data: RunData) -> str:
     """Return how the points ended: `33 of 36 points ok, 3 out of memory; 3 rounds`."""
     phrases = [_endings(data)]
-    rounds = sorted(row.rounds for row in data.rows if row.rounds)
-    if rounds and rounds[-1] > 1:
-        phrases.append(f"{span(str(rounds[0]), str(rounds[-1]))} rounds")
+    rounds = [row.rounds for row in data.rows if row.rounds]
+    if rounds and max(rounds) > 1:
+        phrases.append(f"{span(str(min(rounds)), str(max(rounds)))} rounds")
     if capped := sum("power_cap" in (row.throttle_reasons or ()) for row in data.rows):
         phrases.append(f"the power cap limited {counted(capped, 'point')}")
     return "; ".join(phrases)
@@ -111,17 +114,18 @@ def counts(data: RunData) -> str:
 def _endings(data: RunData) -> str:
     """Return how many points ended in each way: `33 of 36 points ok, 3 out of memory`."""
     run = data.run
-    ended = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
+    trials = {TrialKey(row.point_id, row.round or 1): str(row.status) for row in data.attempts}
     # A point with a failed round has failed.
-    statuses = list(status_by_point(ended).values())
+    statuses = list(status_by_point(trials).values())
     phrases = [f"{statuses.count(Status.OK)} of {counted(run.points_total, 'point')} ok"]
     for status in Status:
         if status is not Status.OK and (count := statuses.count(status)):
             phrases.append(f"{count} {status.label}")
-    ended_in_tables = [status for status in statuses if status != Status.CANCELLED]
     missing = run.points_total - len(statuses)
-    ended_count = run.points_ok + run.points_failed + run.points_skipped
-    without_rows = max(0, min(missing, ended_count - len(ended_in_tables)))
+    # The run counts the points that ended, even if the tables have lost their rows.
+    ended_in_tables = sum(status != Status.CANCELLED for status in statuses)
+    ended_in_run = run.points_ok + run.points_failed + run.points_skipped
+    without_rows = max(0, min(missing, ended_in_run - ended_in_tables))
     if without_rows:
         phrases.append(f"{without_rows} ended without rows")
     if missing > without_rows:
@@ -136,9 +140,13 @@ def course_of_run(data: RunData) -> str:
 
 def has_steps_of_one_item(data: RunData) -> bool:
     """Return whether each point with a `scope` computes one item in a step."""
-    rows = [row for row in data.ok_rows if "scope" in row.params and row.throughput]
-    items = [(row.throughput or 0.0) * (row.step_ms_mean or 0.0) / MS_PER_S for row in rows]
-    return bool(items) and all(abs(count - 1) < _SAME_COUNT for count in items)
+    items_of_steps = []
+    for row in data.ok_rows:
+        if "scope" in row.params and row.throughput:
+            items_of_steps.append(row.throughput * (row.step_ms_mean or 0.0) / MS_PER_S)
+    if not items_of_steps:
+        return False
+    return all(abs(items - 1) < _SAME_COUNT for items in items_of_steps)
 
 
 def plus_minus(data: RunData) -> str:
@@ -171,7 +179,7 @@ def meaning_of_marks(letters: Iterable[str]) -> str:
 
 
 def placeholder_texts(data: RunData, asked: Answer) -> dict[str, str]:
-    """Return placeholder in the meaning of a metric -> text, for `metric_column`."""
+    """Return a text for each placeholder in the meanings of metrics, such as `{baseline}`."""
     baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
     of_rounds = "; computed in each round, then averaged"
     has_others = bool(set(data.settings) - set(data.run.baseline or ()))
@@ -187,13 +195,16 @@ def placeholder_texts(data: RunData, asked: Answer) -> dict[str, str]:
 def facts_of_first_screen(data: RunData) -> str:
     """Return one line: `4 x NVIDIA H200, 3 rounds, 2026-11-22, 36 of 36 points ok`."""
     counts = [row.rounds for row in data.ok_rows] or [1]
-    most = counted(max(counts), "round")
-    rounds = most if min(counts) == max(counts) else f"{min(counts)} to {most}"
+    least, most = min(counts), max(counts)
+    rounds = counted(most, "round")
+    if least != most:
+        rounds = f"{least} to {rounds}"
     devices = data.run.cluster
     if not data.devices.empty:
         rows, nodes = records(data.devices), data.node_counts.of_run
-        is_one_node = data.ranks == "GPUs" and nodes == 1
-        devices = formatting.models(rows) if is_one_node else formatting.machine(rows, nodes)
+        # Only the GPUs of one node need no further words.
+        is_gpu_node = data.ranks == "GPUs" and nodes == 1
+        devices = formatting.models(rows) if is_gpu_node else formatting.machine(rows, nodes)
     parts = (
         devices,
         rounds,

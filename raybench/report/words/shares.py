@@ -22,16 +22,19 @@ def best_shares_words(
     best: BestShares, fleets: Sequence[UnevenFleet], ranks_noun: str
 ) -> list[str]:
     """Return sentences on the best shares, their largest gain, and the undecided fleets."""
-    cases, name = len(fleets), fleet_name(best.fleet, ranks_noun, fleets)
+    fleet_count, name = len(fleets), fleet_name(best.fleet, ranks_noun, fleets)
+    # Settings in which the fleets differ.
     settings = varying([fleet.first for fleet in fleets], ("shares",))
     gain = _faster_or_slower(best.gain)
     if best.shares is None:
-        in_cases = f" {cases_words(cases, cases, settings)}" if cases > 1 else ""
+        in_cases = ""
+        if fleet_count > 1:
+            in_cases = f" {cases_words(fleet_count, fleet_count, settings)}"
         return [
             f"It is undecided which division of the work is the fastest{in_cases}.",
             f"With {name}, {best.fleet.best.shares} is {gain} than the second best division.",
         ]
-    where = f" {cases_words(best.wins, cases, settings)}" if cases > 1 else ""
+    where = f" {cases_words(best.wins, fleet_count, settings)}" if fleet_count > 1 else ""
     verb = "is" if best.is_sure else "was"
     in_run = "" if best.is_sure else " in this run"
     up_to = "up to " if best.wins > 1 else ""
@@ -40,7 +43,7 @@ def best_shares_words(
         f"With {name}, it is {up_to}{gain} than the second fastest.",
     ]
     if best.undecided:
-        where = cases_words(best.undecided, cases, settings)
+        where = cases_words(best.undecided, fleet_count, settings)
         sentences.append(f"The fastest division is undecided {where}.")
     return sentences
 
@@ -53,9 +56,9 @@ _MEANINGS = {
 }
 
 
-def meaning(names: Iterable[str]) -> str:
+def meaning(shares: Iterable[str]) -> str:
     """Return the meaning of the column of shares, `division of the work: equal = …`."""
-    present = set(names)
+    present = set(shares)
     meanings = [f"{name} = {text}" for name, text in _MEANINGS.items() if name in present]
     return f"division of the work: {'; '.join(meanings)}"
 
@@ -88,6 +91,7 @@ def distinguishing_settings_of(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]
     """Return the settings that distinguish a fleet from fleets with the same slow devices."""
     slow_devices = _slow_devices(fleet, "")
     alike = [other for other in fleets if _slow_devices(other, "") == slow_devices]
+    # All fleets have points with different shares.
     return varying([other.first for other in alike], ("shares",))
 
 
@@ -147,17 +151,20 @@ def estimated_gains(speeds: Sequence[float], exchange: float) -> str:
         exchange: time to exchange gradients, divided by the step of the slowest device alone.
     """
     are_fast = fast_devices(speeds)
-    fast = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
-    slowest, count = min(speeds), len(speeds)
-    # Step times, divided by the step time with equal shares.
-    steps = {
-        BY_SPEED: count * slowest / sum(speeds),
-        FAST: count * slowest / (len(fast) * min(fast)),
+    fast_speeds = [speed for speed, is_fast in zip(speeds, are_fast, strict=True) if is_fast]
+    # With equal shares, all devices work at the speed of the slowest device.
+    speed_of_equal = len(speeds) * min(speeds)
+    # Shares -> time of the computation, divided by the time with equal shares.
+    compute_ratios = {
+        BY_SPEED: speed_of_equal / sum(speeds),
+        FAST: speed_of_equal / (len(fast_speeds) * min(fast_speeds)),
     }
-    gains = {name: (1 + exchange) / (step + exchange) - 1 for name, step in steps.items()}
+    gains = {}
+    for name, compute_ratio in compute_ratios.items():
+        gains[name] = (1 + exchange) / (compute_ratio + exchange) - 1
     if max(gains.values()) < _LEAST_GAIN:
         return ""
-    phrases = " and ".join(f"shares={name} {share:+.1%}" for name, share in gains.items())
+    phrases = " and ".join(f"shares={name} {gain:+.1%}" for name, gain in gains.items())
     return (
         f"at most, {phrases} samples/s are gained compared with equal shares (an estimate; "
         "jobs/uneven_gpus.yaml measures it)"

@@ -18,7 +18,7 @@ def replaced_by_cpu(job_name: str, keys: Sequence[KeyPath], why: str) -> str:
         keys: paths of the keys that are replaced; none if `--set` gives all of them.
         why: why the section applies, as "no GPU here".
     """
-    names = [str(path[-1]) for path in keys]
+    names = [str(path[-1]) for path in keys]  # without their sections
     if not names:
         return f"{why}: --set replaces all keys of the section cpu: of {job_name}"
     *others, last = names
