@@ -273,6 +273,7 @@ class Comparison(Document):
             used_lines += math.ceil(len(line.text) / WIDTH)
         failed = self._failures_listing()
         if failed:
+            # Three failed points leave room for the table.
             failed = Listing(title=failed.title, lines=failed.lines[:3], is_quoted=True)
             yield failed
             # A blank line and the title.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from raybench.report import formatting
 from raybench.report.documents import Table, code, escape, markdown_rows
 from raybench.report.run_report import RunReport
-from raybench.report.words import run as of_run
+from raybench.report.words import run as run_words
 
 # Lines with text. The blank lines around the table, without which GitHub shows no table, come on
 # top.
@@ -19,9 +19,9 @@ _OTHER_LINES = 6
 def format_issue(report: RunReport) -> str:
     """Return question, machine, versions, answer and caveat of a run as Markdown."""
     data = report.data
-    facts = [of_run.facts_of_first_screen(data)]
+    facts = [run_words.facts_of_first_screen(data)]
     if data.run.cpu_section:
-        facts.append(of_run.CPU_SECTION)
+        facts.append(run_words.CPU_SECTION)
     first_lines = [
         f"**{escape(report.title)}**",
         f"{escape(', '.join(facts))}, run {code(data.run.run_id)}",

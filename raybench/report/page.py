@@ -58,7 +58,7 @@ from raybench.report.messages import marks
 from raybench.report.point_settings import setting_columns
 from raybench.report.run_report import RunReport
 from raybench.report.words import answer as words
-from raybench.report.words import run as of_run
+from raybench.report.words import run as run_words
 from raybench.report.words.compare import environment
 from raybench.report.words.doubts import mark_words
 from raybench.report.words.failures import failure_of_row
@@ -89,8 +89,8 @@ def format_run_page(data: ChartData) -> str:
         "run": run.run_id,
         "started": formatting.when(run.started_at),
         "took": formatting.course(run),
-        "points": of_run.counts(run_data),
-        "machine": of_run.machine_of_run(run_data),
+        "points": run_words.counts(run_data),
+        "machine": run_words.machine_of_run(run_data),
         "cluster": run.cluster,
         "driver ran on": run.host,
         "command": " ".join(run.argv),
@@ -98,7 +98,7 @@ def format_run_page(data: ChartData) -> str:
         "git commit": run.git_commit or "",
         "variables": formatting.settings(run.environment),
         "tags": formatting.settings(run.tags),
-        "in all points": of_run.in_all_points(run_data),
+        "in all points": run_words.in_all_points(run_data),
         "job file's SHA-256": run.job_sha256,
         "nodes lost": ", ".join(run_data.lost_nodes),
     }
@@ -112,15 +112,15 @@ def format_run_page(data: ChartData) -> str:
             meanings.append((column.title, _as_sentence(column.meaning)))
     return render_template(
         "page.html",
-        counts=of_run.counts(run_data),
-        course=of_run.course_of_run(run_data),
+        counts=run_words.counts(run_data),
+        course=run_words.course_of_run(run_data),
         more_rounds=words.more_rounds(answer.more_rounds) if answer.more_rounds else "",
         report=report,
         run=run,
         title=run.job_name,
         versions=versions,
-        facts_line=of_run.facts_of_first_screen(run_data),
-        trained=of_run.model(run_data),
+        facts_line=run_words.facts_of_first_screen(run_data),
+        trained=run_words.model(run_data),
         layout=_layout_class(first_figure.panels) if first_figure else "",
         first=first_figure,
         why_none=why_no_figure(run_data),
@@ -307,7 +307,7 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
     """Return the table of all points, with tooltips and values to sort by."""
     data = answer.data
     metrics = dict.fromkeys((*SCALING.metrics, *RATES.metrics, *workload_metrics(rows)))
-    placeholders = of_run.placeholder_texts(data, answer.asked)
+    placeholders = run_words.placeholder_texts(data, answer.asked)
     width_meaning = "half of the 95 % interval of the step time, relative to it. "
     # Settings of names come before settings of numbers.
     settings = sorted(varying(rows), key=lambda name: is_numeric(rows, name))
@@ -317,13 +317,13 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
             lambda row: str(row.point_id),
         ),
         *(_setting_column(rows, name, data.ranks) for name in settings),
-        (ShownColumn(title="step", meaning=of_run.step_meaning(data)), _step_cell),
+        (ShownColumn(title="step", meaning=run_words.step_meaning(data)), _step_cell),
         (
-            ShownColumn(title="±", meaning=width_meaning + of_run.plus_minus(data)),
+            ShownColumn(title="±", meaning=width_meaning + run_words.plus_minus(data)),
             lambda row: _sortable_cell(step_uncertainty(row), half_width, 4),
         ),
         (
-            ShownColumn(title=MARKS_TITLE, meaning=of_run.marks_meaning(data)),
+            ShownColumn(title=MARKS_TITLE, meaning=run_words.marks_meaning(data)),
             lambda row: Cell(text=marks(row), hint="; ".join(map(mark_words, marks(row)))),
         ),
         *(_metric_column(metric, placeholders) for metric in metrics),

@@ -19,7 +19,7 @@ from raybench.report.formatting import command, counted
 from raybench.report.messages import LONG, SHORT, MessageGroup, list_messages
 from raybench.report.sections import SECTIONS, Section
 from raybench.report.words import answer as words
-from raybench.report.words import run as of_run
+from raybench.report.words import run as run_words
 from raybench.report.words.doubts import busy_words
 from raybench.results.tables import RegionRow
 
@@ -125,7 +125,7 @@ class RunReport(Document):
     def blocks(self) -> Iterator[Block]:
         """Yield the first screen, or the full report: answer, facts, tables and messages."""
         data = self.data
-        yield Line(text=of_run.facts_of_first_screen(data))
+        yield Line(text=run_words.facts_of_first_screen(data))
         if data.rows:
             yield Line(text=words.point_and_round(data.ok_rows), tone="aside")
         yield from self._answer_blocks()
@@ -134,14 +134,14 @@ class RunReport(Document):
             yield from self._next_lines()
             return
         lost = formatting.some(data.lost_nodes)
-        shared = of_run.in_all_points(data)
+        shared = run_words.in_all_points(data)
         texts = (
-            f"Run {formatting.run_title(data.run)}, {of_run.course_of_run(data)}",
-            of_run.machine_of_run(data),
+            f"Run {formatting.run_title(data.run)}, {run_words.course_of_run(data)}",
+            run_words.machine_of_run(data),
             f"nodes lost: {lost}" if lost else "",
             formatting.versions(data.versions),
             f"in all points: {shared}" if shared else "",
-            f"measured {of_run.CPU_SECTION}" if data.run.cpu_section else "",
+            f"measured {run_words.CPU_SECTION}" if data.run.cpu_section else "",
         )
         for index, text in enumerate(filter(None, texts)):
             yield Line(text=text, is_apart=index == 0)
@@ -271,13 +271,13 @@ class RunReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object."""
         data = self.data
-        plus_minus = of_run.plus_minus(data)
+        plus_minus = run_words.plus_minus(data)
         regions: dict[str, list[dict[str, Any]]] = {}
         for point_id, regions_of_point in data.regions.items():
             regions[point_id] = list(map(_region_members, regions_of_point))
         return {
             "run": data.run,
-            "machine": of_run.machine_of_run(data),
+            "machine": run_words.machine_of_run(data),
             "question": self.title,
             "lead": self.lead,
             "answer": self._answer_members(),

@@ -56,7 +56,7 @@ from raybench.report.point_settings import (
     short_name,
 )
 from raybench.report.words import answer as words
-from raybench.report.words import run as of_run
+from raybench.report.words import run as run_words
 from raybench.report.words import shares
 from raybench.report.words.causes import causes_of
 from raybench.report.words.reasons import losses_unknown_words
@@ -331,7 +331,7 @@ def _table_of_items(
 
 def step_column_meaning(data: RunData) -> str:
     """Return the meaning of step times and of ±, as sentences without the last full stop."""
-    return ". ".join(filter(None, (of_run.step_meaning(data), of_run.plus_minus(data))))
+    return ". ".join(filter(None, (run_words.step_meaning(data), run_words.plus_minus(data))))
 
 
 def point_table(answer: RunAnswer) -> Table:
@@ -346,32 +346,32 @@ def point_table(answer: RunAnswer) -> Table:
 
     columns: list[ColumnOf[ScaledRow]] = [
         column(f"step {unit.name}", step_or_status, meaning=step_meaning),
-        column(MARKS_TITLE, marks, meaning=of_run.marks_meaning(data), is_text=True),
+        column(MARKS_TITLE, marks, meaning=run_words.marks_meaning(data), is_text=True),
     ]
     group = metrics.SCALING if data.has_throughput else metrics.RATES
     declared = workload_metrics(data.rows)
     asked_metric = find_metric(data.rows, answer.asked.metric)
-    # A batch is a setting and has a column already.
-    hidden = {"step_ms_p50", "batch_size", "global_batch_size"}
+    # The step and the batch, which is a setting, have columns already.
+    hidden_metrics = {"step_ms_p50", "batch_size", "global_batch_size"}
     # The speed-up and the efficiency of baseline points are 1 and say nothing.
     compared = rows_compared(data.rows)
     if not compared:
-        hidden.add("speed_up")
+        hidden_metrics.add("speed_up")
     if all(row.efficiency is None for row in compared):
-        hidden.add("efficiency")
+        hidden_metrics.add("efficiency")
     # What a narrow terminal leaves out, in this order. It never leaves out the answer.
     droppable = [
         *(metric for metric in group.optional if metric.name != "throughput"),
         *reversed(declared),
         metrics.METRICS_BY_NAME["throughput"],
     ]
-    shown = dict.fromkeys([*([asked_metric] if asked_metric else []), *group.metrics, *declared])
-    for metric in shown:
-        if metric.name not in hidden:
+    asked_first = [asked_metric] if asked_metric else []
+    for metric in dict.fromkeys([*asked_first, *group.metrics, *declared]):
+        if metric.name not in hidden_metrics:
             is_droppable = metric != asked_metric and metric in droppable
             drop = droppable.index(metric) if is_droppable else None
             columns.append(_metric_column(answer, metric, drop))
-    return _table_of_points(answer, answer.ordered, columns, kind=of_run.common_settings(data))
+    return _table_of_points(answer, answer.ordered, columns, kind=run_words.common_settings(data))
 
 
 def _metric_column(
@@ -383,11 +383,11 @@ def _metric_column(
         drop: as in `ShownColumn`.
     """
     unit = formatting.unit_of(answer.data.rows)
-    placeholders = of_run.placeholder_texts(answer.data, answer.asked)
+    placeholders = run_words.placeholder_texts(answer.data, answer.asked)
     shown_column = metric_column(metric, unit, placeholders, drop)
     # A built-in workload explains its own metrics.
-    meaning = of_run.declared_meaning(answer.data, metric) or shown_column.meaning
-    if metric.name == "throughput" and of_run.has_steps_of_one_item(answer.data):
+    meaning = run_words.declared_meaning(answer.data, metric) or shown_column.meaning
+    if metric.name == "throughput" and run_words.has_steps_of_one_item(answer.data):
         meaning += ". Each step counts as one, whatever its scope"
     if metric.name == "speed_up" and any(map(speed_up_half_width, answer.data.ok_rows)):
         meaning += ". ± is half of the 95 % interval over the rounds"
@@ -436,7 +436,7 @@ def _table_of_parts(answer: RunAnswer) -> Iterator[Table]:
             MARKS_TITLE,
             lambda row: no_breakdown if row.why_no_breakdown else "",
             is_text=True,
-            meaning=of_run.meaning_of_marks(no_breakdown),
+            meaning=run_words.meaning_of_marks(no_breakdown),
         ),
         column(
             "step",
@@ -584,7 +584,7 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
 
         return share_text
 
-    baseline = of_run.placeholder_texts(answer.data, answer.asked)["baseline"]
+    baseline = run_words.placeholder_texts(answer.data, answer.asked)["baseline"]
     has_rounds = any(row.rounds > 1 for row in answer.data.rows)
     of_rounds = ", median of the rounds" if has_rounds else ""
     peak = metrics.METRICS_BY_NAME["peak_mem_allocated_bytes"]
@@ -599,7 +599,7 @@ def _scopes(answer: RunAnswer) -> Iterator[Table]:
             lambda row: formatting.number(row.step_ms_p50),
             meaning="median time of one step",
         ),
-        column(MARKS_TITLE, marks, is_text=True, meaning=of_run.marks_meaning(answer.data)),
+        column(MARKS_TITLE, marks, is_text=True, meaning=run_words.marks_meaning(answer.data)),
         column(
             "cold speed-up",
             cold_speed_up,

@@ -270,10 +270,11 @@ class PointDetails(Document):
                 ends = f"{formatting.number(low)} to {formatting.number(high)}"
                 text += f"; the 95 % interval is {ends} ms"
             yield Line(text=f"{text}.", tone="strong")
-        low, high = self.throughput_interval
-        if row.throughput and low and high:
-            rate, *limits = map(formatting.number, (row.throughput, low, high))
-            text = f"The rate was {rate} samples/s; the 95 % interval is {' to '.join(limits)}."
+        low_rate, high_rate = self.throughput_interval
+        if row.throughput and low_rate and high_rate:
+            rate = formatting.number(row.throughput)
+            ends = f"{formatting.number(low_rate)} to {formatting.number(high_rate)}"
+            text = f"The rate was {rate} samples/s; the 95 % interval is {ends}."
             yield Line(text=text, tone="strong")
         if self.rounds > 1 and row.step_ms_p50:
             text = "Each number below covers all rounds."

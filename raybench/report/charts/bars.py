@@ -144,7 +144,7 @@ def _gains_figure(data: ChartData) -> Figure | None:
     None in a batch search, if the baseline names a number of ranks, or if no other point has a
     speed-up.
     """
-    baseline, ranks_noun = data.answer.data.run.baseline, data.ranks
+    baseline, ranks_noun = data.answer.data.run.baseline, data.ranks  # setting -> value
     compared = [row for row in data.rows if row.speed_up is not None and not row.is_baseline]
     if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
@@ -238,6 +238,7 @@ def operations_figure(data: ChartData) -> Figure | None:
             name = settings_words(row, bar_settings, data.ranks) or row.workload
             if is_product:
                 name = " × ".join(str(row.params[dimension]) for dimension in _SHAPE)
+            # All points of a precision have the same peak.
             peak = _datasheet_tflops(row) or peak
             marks = _rate_marks(row, point_name(row, names, data.ranks), has_burst)
             title = precision if "precision" in names else ""

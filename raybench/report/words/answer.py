@@ -96,19 +96,21 @@ def question_of_run(answer: RunAnswer) -> str:
         case SpeedUps() as leading:
             devices = formatting.ranks_words(leading.world_size, data.ranks)
             others = [name for name in data.settings if name != "world_size"]
-            by = " and ".join(formatting.heading(name) for name in others)
-            more = f", by {by}" if 0 < len(others) <= 2 else ""
+            # More than two settings would make the question too long.
+            by_others = ""
+            if 0 < len(others) <= 2:
+                by_others = f", by {' and '.join(map(formatting.heading, others))}"
             fewest = _baseline_devices(leading, data.ranks)
-            return f"How does {what} scale from {fewest} to {devices}{more}?"
+            return f"How does {what} scale from {fewest} to {devices}{by_others}?"
         case Gains() as leading:
             return f"How much faster is {what} than with {_baseline_words(leading, data.ranks)}?"
         case BestShares():
             return f"How should {what} divide its work between fast and slow devices?"
         case Ranking() as leading:
-            names = ", ".join(map(formatting.heading, answer.compared_settings))
+            compared = ", ".join(map(formatting.heading, answer.compared_settings))
             noun = metric_noun(leading.metric, answer.asked.items)
             best = "highest" if leading.highest_is_best else "lowest"
-            return f"Which {names} of {what} has the {best} {noun}?"
+            return f"Which {compared} of {what} has the {best} {noun}?"
     return f"How long does a step of {what} take?"
 
 
@@ -134,6 +136,7 @@ def headline(answer: RunAnswer) -> str:
             return _gain_sentence(leading, ranks_noun)
         case Ranking() | Values() as leading:
             return _values_sentence(leading, answer)
+    # `findings` has the whole answer on shares of work.
     return ""
 
 
@@ -178,7 +181,8 @@ def certainty(answer: RunAnswer, half_widths: Sequence[tuple[float | None, Scale
     """
     rows = answer.data.ok_rows
     if isinstance(answer.leading, LargestBatches):
-        # `ran_out` is the smallest batch that ran out of memory.
+        # `ran_out` is the smallest batch that ran out of memory. A search for large batches ends
+        # when both differ by at most 1 %.
         is_exact = all(batch.ran_out == batch.batch_size + 1 for batch in answer.leading.batches)
         more = "1" if is_exact else "1 %"
         return f"A batch larger by {more} runs out of memory."
@@ -299,7 +303,7 @@ def value_title(answer: RunAnswer) -> str:
 
 
 def value_name(answer: RunAnswer) -> str:
-    """Return the heading of the column of values."""
+    """Return the heading of the column of values in the table of the answer."""
     match answer.leading:
         case LargestBatches():
             return "batch"
