@@ -495,10 +495,10 @@ _RANKS_OF_FIRST_NOTE = "Only the first round measures the parts."
 def _rank_columns(unit: formatting.Unit) -> list[ColumnOf[RankStep]]:
     """Return the columns of a rank: its number, and the parts of its step in `unit`."""
 
-    def part_column(name: str) -> ColumnOf[RankStep]:
-        title, meaning = _PARTS_OF_RANK[name]
+    def part_column(part: str) -> ColumnOf[RankStep]:
+        title, meaning = _PARTS_OF_RANK[part]
         return column(
-            title, lambda step: formatting.part(getattr(step, f"{name}_ms"), unit), meaning=meaning
+            title, lambda step: formatting.part(getattr(step, f"{part}_ms"), unit), meaning=meaning
         )
 
     rank: ColumnOf[RankStep] = column(

@@ -359,10 +359,11 @@ def _table_of_frame(frame: pd.DataFrame, kind: str) -> Table:
 
     def frame_column(name: str) -> ColumnOf[Mapping[Any, Any]]:
         is_text = name in ("module", "kind")
+        # The kind of a module is its class.
         title = "class" if name == "kind" else name.replace("_", " ")
         return column(
             title,
-            lambda row: _value_text(row[name], ""),
+            lambda row: _value_text(row[name], unit=""),
             is_text=is_text,
             min_chars=20 if is_text else None,
         )

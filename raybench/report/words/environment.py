@@ -45,7 +45,7 @@ def _no_routes(reason: Reason) -> str:
     return f"unknown: {'; '.join(reason.names) or 'the ranks reported no transport'}"
 
 
-def _form(text: str) -> Callable[[Reason], str]:
+def _template(text: str) -> Callable[[Reason], str]:
     """Return a function that fills `{value}`, `{limit}` and `{names}` from a reason."""
 
     def fill(reason: Reason) -> str:
@@ -64,38 +64,42 @@ def _number_text(value: float | None) -> str:
 
 
 _CONDITIONS: Mapping[Condition, Callable[[Reason], str]] = {
-    Condition.NICENESS: _form("niceness {value}: other programs get the CPU first"),
-    Condition.LITTLE_DISK: _form("only {value} GiB are free for temporary files"),
-    Condition.LITTLE_SHM: _form("only {value} GiB are free; NCCL and Ray fail when it is full"),
-    Condition.LITTLE_MEMLOCK: _form("only {value} GiB of memory may be locked; RDMA needs more"),
-    Condition.MANY_THREADS: _form("{value} threads of workers share {limit} cores"),
-    Condition.LOAD: _form("load {value} on {limit} cores: other programs slow the workers"),
-    Condition.LOW_CLOCKS: _form("at most {value} MHz; others of the model reach {limit} MHz"),
-    Condition.THROTTLED: _form("clocks are limited before any work: {names}"),
-    Condition.POWER_CAP: _form("{value} W, default {limit} W: heavy steps get lower clocks"),
-    Condition.WARM: _form("{value} °C before any work"),
-    Condition.MIG_ON: _form("MIG is on: a slice is tested, and NCCL cannot join slices"),
-    Condition.PERSISTENCE_OFF: _form("off: starts take longer, and the driver forgets settings"),
-    Condition.ECC_OFF: _form("off: memory errors are not found"),
-    Condition.FEW_NVLINKS: _form("{value} active links; others of the model have {limit}"),
+    Condition.NICENESS: _template("niceness {value}: other programs get the CPU first"),
+    Condition.LITTLE_DISK: _template("only {value} GiB are free for temporary files"),
+    Condition.LITTLE_SHM: _template("only {value} GiB are free; NCCL and Ray fail when it is full"),
+    Condition.LITTLE_MEMLOCK: _template(
+        "only {value} GiB of memory may be locked; RDMA needs more"
+    ),
+    Condition.MANY_THREADS: _template("{value} threads of workers share {limit} cores"),
+    Condition.LOAD: _template("load {value} on {limit} cores: other programs slow the workers"),
+    Condition.LOW_CLOCKS: _template("at most {value} MHz; others of the model reach {limit} MHz"),
+    Condition.THROTTLED: _template("clocks are limited before any work: {names}"),
+    Condition.POWER_CAP: _template("{value} W, default {limit} W: heavy steps get lower clocks"),
+    Condition.WARM: _template("{value} °C before any work"),
+    Condition.MIG_ON: _template("MIG is on: a slice is tested, and NCCL cannot join slices"),
+    Condition.PERSISTENCE_OFF: _template(
+        "off: starts take longer, and the driver forgets settings"
+    ),
+    Condition.ECC_OFF: _template("off: memory errors are not found"),
+    Condition.FEW_NVLINKS: _template("{value} active links; others of the model have {limit}"),
     Condition.OTHER_PROCESSES: lambda reason: (
         f"{counted(int(reason.value or 0), 'other program')} on the GPU"
     ),
-    Condition.SLOW_INTERFACE: _form("{value} Gbit/s; other nodes have {limit} Gbit/s"),
-    Condition.FEW_DEVICES: _form("{value} on this node, {limit} on another node"),
-    Condition.MISSING_DEVICES: _form("{value} without a worker in time"),
-    Condition.SEVERAL_MODELS: _form("{value} models: every step waits for the slowest one"),
-    Condition.VERSIONS_DIFFER: _form("workers have different versions of {names}"),
-    Condition.LIBRARIES_DIFFER: _form("workers have loaded different files of {names}"),
-    Condition.VARIABLES_DIFFER: _form("workers have different values of {names}"),
+    Condition.SLOW_INTERFACE: _template("{value} Gbit/s; other nodes have {limit} Gbit/s"),
+    Condition.FEW_DEVICES: _template("{value} on this node, {limit} on another node"),
+    Condition.MISSING_DEVICES: _template("{value} without a worker in time"),
+    Condition.SEVERAL_MODELS: _template("{value} models: every step waits for the slowest one"),
+    Condition.VERSIONS_DIFFER: _template("workers have different versions of {names}"),
+    Condition.LIBRARIES_DIFFER: _template("workers have loaded different files of {names}"),
+    Condition.VARIABLES_DIFFER: _template("workers have different values of {names}"),
     Condition.COSTLY_VARIABLE: _costly_variable,
-    Condition.OTHER_SWEEPS: _form("{names}"),
-    Condition.SLOW_CONNECTION: _form("{value} s to connect all devices"),
-    Condition.NO_PEER_ACCESS: _form("{names}: GPUs exchange data through host memory"),
-    Condition.UNUSED_ADAPTERS: _form("nodes use TCP although they have {names}"),
-    Condition.INNER_INTERFACE: _form("{names} leads to no other host, or by a detour"),
-    Condition.NO_GPU_DIRECT: _form("off: data between nodes goes through host memory"),
-    Condition.ONE_HOST: _form("nodes of Ray share a host: the network was not tested"),
+    Condition.OTHER_SWEEPS: _template("{names}"),
+    Condition.SLOW_CONNECTION: _template("{value} s to connect all devices"),
+    Condition.NO_PEER_ACCESS: _template("{names}: GPUs exchange data through host memory"),
+    Condition.UNUSED_ADAPTERS: _template("nodes use TCP although they have {names}"),
+    Condition.INNER_INTERFACE: _template("{names} leads to no other host, or by a detour"),
+    Condition.NO_GPU_DIRECT: _template("off: data between nodes goes through host memory"),
+    Condition.ONE_HOST: _template("nodes of Ray share a host: the network was not tested"),
     Condition.NO_ROUTES: _no_routes,
 }
 

@@ -462,11 +462,12 @@ def command_words(command: Command) -> str:
         value=command.value,
         names=" ".join(command.names),
         numbers=",".join(map(str, command.numbers)),
-        host="".join(hosts[:1]),
+        host=hosts[0] if hosts else "",
     )
     if command.kind not in _ON_HOSTS:
         return text
-    return f"{text}  # on {' and on '.join(command.hosts)}{_AFTER_HOST.get(command.kind, '')}"
+    comment = f"on {' and on '.join(command.hosts)}{_AFTER_HOSTS.get(command.kind, '')}"
+    return f"{text}  # {comment}"
 
 
 _CPU_LOAD = "ps -eo pcpu,psr,pid,{}comm --sort=-pcpu | head"
@@ -497,13 +498,15 @@ _COMMANDS: Mapping[CommandKind, str] = {
     CommandKind.BURN_IN: "raybench health --only alone --burn-in 10m",
     **environment.COMMANDS,
 }
+# Commands for the hosts that the comment names; other commands run anywhere.
 _ON_HOSTS = _COMMANDS.keys() - {
     *(CommandKind.DRAIN_SLURM, CommandKind.CORDON),
     *(CommandKind.UNSET, CommandKind.CHECK_ENVIRONMENT, CommandKind.BURN_IN),
     *(CommandKind.CHECK_AGAIN, CommandKind.EXPORT_REFERENCES),
     *environment.ANYWHERE,
 }
-_AFTER_HOST = {CommandKind.SHOW_HOST_LINK: ", GPU Link Info"}
+# Command -> where to look in its output, for the end of the comment.
+_AFTER_HOSTS = {CommandKind.SHOW_HOST_LINK: ", GPU Link Info"}
 
 
 _ACTIONS: Mapping[Action, str] = {

@@ -77,14 +77,12 @@ def fleet_name(fleet: UnevenFleet, ranks_noun: str, fleets: Sequence[UnevenFleet
 
 def _slow_devices(fleet: UnevenFleet, ranks_noun: str) -> str:
     """Return `1 of 2 GPUs at 48 % speed` or `2 GPUs, none slow`."""
-    devices, slow_count = (
-        formatting.ranks_words(fleet.first.world_size, ranks_noun),
-        fleet.slow_count,
-    )
-    if not slow_count:
+    devices = formatting.ranks_words(fleet.first.world_size, ranks_noun)
+    if not fleet.slow_count:
         return f"{devices}, none slow"
-    how = "slowed to" if fleet.first.slow_ratio < 1 else "at"
-    return f"{slow_count} of {devices} {how} {share_words(fleet.probe_ratio)} speed"
+    is_emulated = fleet.first.slow_ratio < 1
+    how = "slowed to" if is_emulated else "at"
+    return f"{fleet.slow_count} of {devices} {how} {share_words(fleet.probe_ratio)} speed"
 
 
 def distinguishing_settings_of(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]) -> list[str]:
