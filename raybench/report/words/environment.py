@@ -45,14 +45,14 @@ def _no_routes(reason: Reason) -> str:
     return f"unknown: {'; '.join(reason.names) or 'the ranks reported no transport'}"
 
 
-def _template(text: str) -> Callable[[Reason], str]:
+def _fill(text: str) -> Callable[[Reason], str]:
     """Return a function that fills `{value}`, `{limit}` and `{names}` from a reason."""
 
-    def fill(reason: Reason) -> str:
+    def text_of_reason(reason: Reason) -> str:
         value, limit = _number_text(reason.value), _number_text(reason.limit)
         return text.format(value=value, limit=limit, names=some(reason.names))
 
-    return fill
+    return text_of_reason
 
 
 def _number_text(value: float | None) -> str:
@@ -64,42 +64,38 @@ def _number_text(value: float | None) -> str:
 
 
 _CONDITIONS: Mapping[Condition, Callable[[Reason], str]] = {
-    Condition.NICENESS: _template("niceness {value}: other programs get the CPU first"),
-    Condition.LITTLE_DISK: _template("only {value} GiB are free for temporary files"),
-    Condition.LITTLE_SHM: _template("only {value} GiB are free; NCCL and Ray fail when it is full"),
-    Condition.LITTLE_MEMLOCK: _template(
-        "only {value} GiB of memory may be locked; RDMA needs more"
-    ),
-    Condition.MANY_THREADS: _template("{value} threads of workers share {limit} cores"),
-    Condition.LOAD: _template("load {value} on {limit} cores: other programs slow the workers"),
-    Condition.LOW_CLOCKS: _template("at most {value} MHz; others of the model reach {limit} MHz"),
-    Condition.THROTTLED: _template("clocks are limited before any work: {names}"),
-    Condition.POWER_CAP: _template("{value} W, default {limit} W: heavy steps get lower clocks"),
-    Condition.WARM: _template("{value} °C before any work"),
-    Condition.MIG_ON: _template("MIG is on: a slice is tested, and NCCL cannot join slices"),
-    Condition.PERSISTENCE_OFF: _template(
-        "off: starts take longer, and the driver forgets settings"
-    ),
-    Condition.ECC_OFF: _template("off: memory errors are not found"),
-    Condition.FEW_NVLINKS: _template("{value} active links; others of the model have {limit}"),
+    Condition.NICENESS: _fill("niceness {value}: other programs get the CPU first"),
+    Condition.LITTLE_DISK: _fill("only {value} GiB are free for temporary files"),
+    Condition.LITTLE_SHM: _fill("only {value} GiB are free; NCCL and Ray fail when it is full"),
+    Condition.LITTLE_MEMLOCK: _fill("only {value} GiB of memory may be locked; RDMA needs more"),
+    Condition.MANY_THREADS: _fill("{value} threads of workers share {limit} cores"),
+    Condition.LOAD: _fill("load {value} on {limit} cores: other programs slow the workers"),
+    Condition.LOW_CLOCKS: _fill("at most {value} MHz; others of the model reach {limit} MHz"),
+    Condition.THROTTLED: _fill("clocks are limited before any work: {names}"),
+    Condition.POWER_CAP: _fill("{value} W, default {limit} W: heavy steps get lower clocks"),
+    Condition.WARM: _fill("{value} °C before any work"),
+    Condition.MIG_ON: _fill("MIG is on: a slice is tested, and NCCL cannot join slices"),
+    Condition.PERSISTENCE_OFF: _fill("off: starts take longer, and the driver forgets settings"),
+    Condition.ECC_OFF: _fill("off: memory errors are not found"),
+    Condition.FEW_NVLINKS: _fill("{value} active links; others of the model have {limit}"),
     Condition.OTHER_PROCESSES: lambda reason: (
         f"{counted(int(reason.value or 0), 'other program')} on the GPU"
     ),
-    Condition.SLOW_INTERFACE: _template("{value} Gbit/s; other nodes have {limit} Gbit/s"),
-    Condition.FEW_DEVICES: _template("{value} on this node, {limit} on another node"),
-    Condition.MISSING_DEVICES: _template("{value} without a worker in time"),
-    Condition.SEVERAL_MODELS: _template("{value} models: every step waits for the slowest one"),
-    Condition.VERSIONS_DIFFER: _template("workers have different versions of {names}"),
-    Condition.LIBRARIES_DIFFER: _template("workers have loaded different files of {names}"),
-    Condition.VARIABLES_DIFFER: _template("workers have different values of {names}"),
+    Condition.SLOW_INTERFACE: _fill("{value} Gbit/s; other nodes have {limit} Gbit/s"),
+    Condition.FEW_DEVICES: _fill("{value} on this node, {limit} on another node"),
+    Condition.MISSING_DEVICES: _fill("{value} without a worker in time"),
+    Condition.SEVERAL_MODELS: _fill("{value} models: every step waits for the slowest one"),
+    Condition.VERSIONS_DIFFER: _fill("workers have different versions of {names}"),
+    Condition.LIBRARIES_DIFFER: _fill("workers have loaded different files of {names}"),
+    Condition.VARIABLES_DIFFER: _fill("workers have different values of {names}"),
     Condition.COSTLY_VARIABLE: _costly_variable,
-    Condition.OTHER_SWEEPS: _template("{names}"),
-    Condition.SLOW_CONNECTION: _template("{value} s to connect all devices"),
-    Condition.NO_PEER_ACCESS: _template("{names}: GPUs exchange data through host memory"),
-    Condition.UNUSED_ADAPTERS: _template("nodes use TCP although they have {names}"),
-    Condition.INNER_INTERFACE: _template("{names} leads to no other host, or by a detour"),
-    Condition.NO_GPU_DIRECT: _template("off: data between nodes goes through host memory"),
-    Condition.ONE_HOST: _template("nodes of Ray share a host: the network was not tested"),
+    Condition.OTHER_SWEEPS: _fill("{names}"),
+    Condition.SLOW_CONNECTION: _fill("{value} s to connect all devices"),
+    Condition.NO_PEER_ACCESS: _fill("{names}: GPUs exchange data through host memory"),
+    Condition.UNUSED_ADAPTERS: _fill("nodes use TCP although they have {names}"),
+    Condition.INNER_INTERFACE: _fill("{names} leads to no other host, or by a detour"),
+    Condition.NO_GPU_DIRECT: _fill("off: data between nodes goes through host memory"),
+    Condition.ONE_HOST: _fill("nodes of Ray share a host: the network was not tested"),
     Condition.NO_ROUTES: _no_routes,
 }
 
