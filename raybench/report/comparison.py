@@ -210,11 +210,11 @@ class Comparison(Document):
 
     def _sides_of_one_run(self) -> list[str]:
         """Return the sides, BASE or NEW, on which no point has two ok runs."""
-        counts = {
+        runs_of_points = {
             "BASE": [row.base_runs for row in self.compared],
             "NEW": [row.new_runs for row in self.compared],
         }
-        return [side for side, runs in counts.items() if max(runs) < LEAST_RUNS]
+        return [side for side, runs in runs_of_points.items() if max(runs) < LEAST_RUNS]
 
     def name(self, row: ComparedPoint) -> str:
         """Return the distinguishing settings of a compared point: `fp32, batch 64, 4 GPUs`."""

@@ -68,8 +68,9 @@ class ExportedPoint:
 def exported_points(data: RunData) -> list[ExportedPoint]:
     """Return the points of a run in the order of `data.rows`."""
     points = []
-    for scaled in data.rows:
-        row, settings = jsonable(vars(scaled)), defining_settings(scaled)
+    for scaled_row in data.rows:
+        row = jsonable(vars(scaled_row))  # column -> value
+        settings = defining_settings(scaled_row)
         other_settings = {name: value for name, value in settings.items() if name != "workload"}
         figures = {}
         # A column wins over a metric of the workload with the same name.
@@ -77,7 +78,7 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
         for name, value in values.items():
             if isinstance(value, int | float) and name not in _NOT_FIGURES:
                 figures[name] = int(value) if isinstance(value, bool) else value
-        doubts = [plain(doubt_words(doubt, scaled)) for doubt in scaled.doubts or ()]
+        doubts = [plain(doubt_words(doubt, scaled_row)) for doubt in scaled_row.doubts or ()]
         # A search for the largest batch must run out of memory.
         is_expected = row["status"] == "oom" and data.is_batch_search
         points.append(
@@ -88,8 +89,8 @@ def exported_points(data: RunData) -> list[ExportedPoint]:
                 figures=figures,
                 is_failure=row["status"] in FAILURES and not is_expected,
                 was_not_run=row["status"] in NOT_RUN,
-                error=plain(failure_of_row(scaled)),
-                why=not_compared_words(scaled.why) if scaled.why else "",
+                error=plain(failure_of_row(scaled_row)),
+                why=not_compared_words(scaled_row.why) if scaled_row.why else "",
                 doubts="; ".join(doubts),
             )
         )

@@ -375,7 +375,7 @@ def _panels_and_lines(
 ) -> tuple[dict[str, list[tuple[str, LinePoint]]], list[str]]:
     """Return title of a panel -> its (line, point); and all lines in order."""
     rows = [point.row for point in points]
-    names = varying(rows, figure.within_line)
+    names = varying(rows, left_out=figure.within_line)
     combinations = {_texts_of_settings(row, names) for row in rows}
     # A few combinations of settings are lines of a single panel.
     if len(combinations) <= _FEW_LINES:

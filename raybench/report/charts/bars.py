@@ -149,20 +149,19 @@ def _gains_figure(data: ChartData) -> Figure | None:
     if not compared or "world_size" in baseline or data.answer.largest_batches:
         return None
     # Other settings than those of the baseline make series: bars side by side.
-    bar_settings, series_settings = list(baseline), varying(compared, tuple(baseline))
+    bar_settings = list(baseline)
+    series_settings = varying(compared, left_out=bar_settings)
     names = [*bar_settings, *series_settings]
 
     def settings_order(row: ScaledRow) -> list[Any]:
         return [setting_order(setting_of(row, name)) for name in names]
 
     compared.sort(key=settings_order)
-    all_series = list(
-        dict.fromkeys(line_name(row, series_settings, ranks_noun) for row in compared)
-    )
+    series_names = [line_name(row, series_settings, ranks_noun) for row in compared]
+    all_series = list(dict.fromkeys(series_names))
     drawn = all_series[:MOST_LINES]
     marks_of_bar: dict[str, list[Mark]] = {}
-    for row in compared:
-        series = line_name(row, series_settings, ranks_noun)
+    for row, series in zip(compared, series_names, strict=True):
         if series not in drawn:
             continue
         mark: Mark = {

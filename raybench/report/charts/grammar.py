@@ -374,6 +374,7 @@ def line_panel(
     layers = _layers_with_marks(
         *layout.below,
         _layer(ideal, {"type": "line", **_DASHED}, channels),
+        # The last point of the ideal line has the label.
         _text_layer(ideal[-1:], channels, align="right", dx=-4, dy=-6, color="var(--quiet)"),
         *_level_line(layout.level, "y", channels["y"]),
         _layer(intervals, {"type": "rule", "strokeWidth": 1.5}, interval, color=color),

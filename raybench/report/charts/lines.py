@@ -64,6 +64,7 @@ def speed_up_figure(data: ChartData) -> Figure | None:
 
 
 def _speed_up_point(data: ChartData, row: ScaledRow) -> LinePoint:
+    """Return the speed-up of a point over its ranks; y is None if the speed-up is unknown."""
     x = float(row.world_size)
     if not row.speed_up:
         return LinePoint(row=row, x=x, y=None)
@@ -107,6 +108,7 @@ def efficiency_figure(data: ChartData) -> Figure | None:
 
 
 def _efficiency_point(data: ChartData, row: ScaledRow) -> LinePoint:
+    """Return the efficiency of a point over its ranks; y is None if the efficiency is unknown."""
     x = float(row.world_size)
     if not row.efficiency:
         return LinePoint(row=row, x=x, y=None)
@@ -240,19 +242,20 @@ _ValueOf = Callable[[ScaledRow], float | None]
 
 
 def _settings_of_lines(data: ChartData, value_of: _ValueOf) -> list[str]:
-    """Return the settings whose values are lines over sizes: those that are no numbers."""
+    """Return the settings whose values are lines over sizes: words, except the precision."""
     rows = [row for row in data.measured if value_of(row) and size_of(row)]
     numeric = {name for row in rows for name in row.params if is_numeric(rows, name)}
-    other_settings = {*numeric, "world_size", "precision"}
-    return varying(rows, other_settings)
+    return varying(rows, left_out={*numeric, "world_size", "precision"})
 
 
 def _points_over_size(data: ChartData, value_of: _ValueOf) -> list[LinePoint]:
+    """Return each point with its value over its size; y is None without size or value."""
     points = []
     for row in data.rows:
         size = size_of(row)
         y = value_of(row) if size else None
         tip = _bandwidth_tip(row) if y else ""
+        # A logarithmic axis has no 0.
         points.append(LinePoint(row=row, x=size, y=y or None, tip=tip))
     return points
 
@@ -318,6 +321,7 @@ def _note_on_crosses(data: ChartData) -> str:
 
 
 def _batch_axis(data: ChartData) -> Spec:
+    """Return the axis of batch sizes: global sizes, or sizes per device if any point has these."""
     batch_columns = {batch_column(row) for row in _rows_with_batch(data)}
     is_global = batch_columns == {"global_batch_size"}
     # A search tries batch sizes close together, which need a linear axis.

@@ -34,7 +34,7 @@ def uneven_figure(data: ChartData) -> Figure | None:
     fleets = data.answer.data.fleets
     if len({fleet.first.slow_ratio for fleet in fleets}) < 2:  # probed speeds differ by noise
         return None
-    names = varying([fleet.first for fleet in fleets], _SETTINGS_OF_A_PANEL)
+    names = varying([fleet.first for fleet in fleets], left_out=_SETTINGS_OF_A_PANEL)
     # Ways to share the work; a scenario is the point of one way.
     ways = list(dict.fromkeys(way for fleet in fleets for way in fleet.scenarios))
     marks_of_panel: dict[str, list[Mark]] = {}

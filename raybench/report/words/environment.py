@@ -35,6 +35,7 @@ _COSTS: Mapping[str, str] = {
 
 
 def _costly_variable(reason: Reason) -> str:
+    """Return the values of a variable, and what they cost."""
     variable, *values = reason.names
     is_used_here = bool(reason.limit)
     text = f"set to {' and '.join(values)}; {_COSTS[variable]}"

@@ -179,6 +179,7 @@ def _no_room(problem: Problem) -> str:
 
 
 def _memory_errors(problem: Problem) -> str:
+    """Return the number of uncorrected errors, and how many of them are new."""
     during_check, since_start = problem.value, problem.limit
     when = " since the driver was loaded"
     if during_check:
@@ -187,6 +188,7 @@ def _memory_errors(problem: Problem) -> str:
 
 
 def _link_errors(problem: Problem) -> str:
+    """Return the errors of each NVLink during the check."""
     links = (
         f"NVLink {error.link}: {counted(error.count, f'{error.kind} error')}"
         for error in problem.link_errors
@@ -328,6 +330,7 @@ _LEVELS = {
 
 
 def _on_pcie(reason: Reason) -> str:
+    """Return `PCIe 5.0 x16 carries the data, across one PCIe switch`."""
     link, *levels = reason.names  # one level or none
     level = "".join(levels)
     across = f", across {_LEVELS.get(level, level)}" if level else ""
@@ -341,6 +344,7 @@ def _throttled(reason: Reason) -> str:
 
 
 def _no_figures(reason: Reason) -> str:
+    """Return why a common slowdown cannot be seen, and how a comparison becomes possible."""
     needed_checks, earlier_checks = reason.value or 0.0, reason.limit or 0.0
     lacking = needed_checks - earlier_checks
     checks = "one more check" if lacking == 1 else f"{lacking:.0f} more checks"

@@ -24,7 +24,7 @@ def best_shares_words(
     """Return sentences on the best shares, their largest gain, and the undecided fleets."""
     fleet_count, name = len(fleets), fleet_name(best.fleet, ranks_noun, fleets)
     # Settings in which the fleets differ.
-    settings = varying([fleet.first for fleet in fleets], ("shares",))
+    settings = varying([fleet.first for fleet in fleets], left_out=("shares",))
     gain = _faster_or_slower(best.gain)
     if best.shares is None:
         in_cases = ""
@@ -90,7 +90,7 @@ def distinguishing_settings_of(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]
     slow_devices = _slow_devices(fleet, "")
     alike = [other for other in fleets if _slow_devices(other, "") == slow_devices]
     # All fleets have points with different shares.
-    return varying([other.first for other in alike], ("shares",))
+    return varying([other.first for other in alike], left_out=("shares",))
 
 
 def verdict(fleet: UnevenFleet) -> str:
