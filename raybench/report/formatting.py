@@ -160,7 +160,8 @@ def step_uncertainty(row: PointRow) -> float | None:
     step_ms = row.step_ms_p50
     if low is None or high is None or not step_ms:
         return None
-    return (high - low) / 2 / step_ms
+    half_width_ms: float = (high - low) / 2
+    return half_width_ms / step_ms
 
 
 def _plus_minus(row: PointRow) -> str:
