@@ -330,7 +330,7 @@ _LEVELS = {
 
 
 def _on_pcie(reason: Reason) -> str:
-    """Return `PCIe 5.0 x16 carries the data, across one PCIe switch`."""
+    """Return `PCIe gen5 x16 carries the data, across one PCIe switch`."""
     link, *levels = reason.names  # one level or none
     level = "".join(levels)
     across = f", across {_LEVELS.get(level, level)}" if level else ""
