@@ -237,7 +237,7 @@ def operations_figure(data: ChartData) -> Figure | None:
             name = settings_words(row, bar_settings, data.ranks) or row.workload
             if is_product:
                 name = " × ".join(str(row.params[dimension]) for dimension in _SHAPE)
-            # All points of a precision have the same peak.
+            # Any point of the precision gives its peak.
             peak = _datasheet_tflops(row) or peak
             marks = _rate_marks(row, point_name(row, names, data.ranks), has_burst)
             title = precision if "precision" in names else ""
@@ -351,7 +351,7 @@ def _parts_table(rows: Sequence[ScaledRow], ranks_noun: str, has_rounds: bool) -
 
     def part_text(name: str, row: ScaledRow) -> str:
         part_ms = _parts_ms(row)[name]
-        # `formatting.part` would write parts of a short step as 0.000.
+        # `formatting.part` would write parts of a short step with too few digits.
         if formatting.is_short(step_of_parts(row)):
             return formatting.number(part_ms, 3)
         return formatting.part(part_ms, formatting.MILLISECONDS)
