@@ -609,10 +609,11 @@ def _gains(data: RunData) -> Gains:
 
 
 def best_shares(fleets: Sequence[UnevenFleet]) -> BestShares | None:
-    """Return which shares were best most often, and where they gained most; None for no fleets.
+    """Return which way to share a batch was best most often, and gained most; None for no fleets.
 
-    A fleet is all points of a run that differ in `shares` alone. It is undecided if shares tie for
-    the best, or if it has one round and other fleets have several.
+    `shares` is how the batch is divided among fast and slow devices. A fleet is all points of a run
+    that differ in `shares` alone. A fleet is undecided if several ways are equally good. If any
+    fleet has several rounds, fleets with a single round are undecided too.
 
     Args:
         fleets: all fleets of one run.

@@ -371,10 +371,10 @@ def _best_first(
 
 
 def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
-    """Return the metric of points that do not compete: the values at the largest size, and ranges.
+    """Return the values of points that are not ranked: those at the largest size, and ranges.
 
     Args:
-        cases: each has one point.
+        cases: each has one point, which is its best.
     """
     # If the run has all_reduce, its values stand for all collectives.
     all_reduces = [case for case in cases if case.best.row.params.get("operation") == "all_reduce"]
@@ -384,6 +384,7 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
     # Append the first case again, so that it becomes the last if all values are equal.
     ascending = sorted([*largest, largest[0]], key=lambda case: case.best.value)
     least, most = ascending[0], ascending[-1]
+    # 0 stands for a point without a size.
     sizes = sorted({size_of(case.best.row) for case in cases} - {0})
     smallest_step_ms = 0.0
     if metric.name == "busbw_gb_s" and len(sizes) > 1:

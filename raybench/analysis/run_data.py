@@ -249,6 +249,7 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
 
     Args:
         run: an id, a unique prefix of an id, the name of a job, `latest`, or a path.
+        references: normal figures of device models; by default those that raybench ships.
 
     Raises:
         ResultsError: there is no such run, or several, or the run cannot be read.

@@ -40,7 +40,7 @@ def open_run(run: str | os.PathLike[str], results: str | os.PathLike[str] = "res
 
     Args:
         run: an id or its unique prefix, "latest", the name of a job or a results folder (meaning
-            the newest run), or the folder of a run in a table.
+            the newest run), or a run's folder of a table, such as `results/points/RUN`.
         results: the results folder, unless `run` is a folder.
 
     Raises:

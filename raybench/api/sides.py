@@ -170,6 +170,7 @@ def compare_sides(sides: tuple[ComparedSide, ComparedSide], threshold: float) ->
         left_out=left_out,
         impossible=impossible,
         machines=(_machine(base_data), _machine(new_data)),
+        # The noun "GPUs" or "workers".
         ranks=new_data.ranks,
     )
 

@@ -391,7 +391,10 @@ class DeviceReservation:
     def _lock(
         self, devices: Sequence[Device], terms: ReservationTerms
     ) -> dict[str, tuple[Holder, ...]]:
-        """Lock the devices on each node; return device in words -> other sweeps that use it."""
+        """Lock the devices on each node; return device in words -> other sweeps that use it.
+
+        If another sweep uses a device, no device of its node is locked, unless terms are shared.
+        """
         others: dict[str, tuple[Holder, ...]] = {}
         for node_device, result in self._nodes.lock(devices, terms.holder, shared=terms.shared):
             if result.problem and result.problem not in self._logged_problems:

@@ -515,6 +515,7 @@ class FactReader:
             device=device,
             read_s=now_s,
             kernel_xids=device_xids,
+            # All Xids since `xids_watched_since_s`.
             new_xids=watch.read(),
             xids_watched_since_s=watch.since_s,
             memory_free_bytes=None if memory is None else memory.free,

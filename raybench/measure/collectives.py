@@ -226,7 +226,7 @@ class LocalCopies:
 
 def _copy_cyclically(output: Tensor, source: Tensor) -> None:
     """Copy the source to the output; cut or repeat the source if their sizes differ."""
-    if output.is_sparse:  # DDP needs a coalesced output, and this copy of the source is one
+    if output.is_sparse:  # DDP needs a coalesced output, and the source is coalesced
         output.copy_(source)
         return
     if output.data_ptr() == source.data_ptr() or not output.numel() or not source.numel():

@@ -276,8 +276,8 @@ class Model(Workload):
         """Return the largest relative error of a parameter's gradient in a step. Collective.
 
         The error is |gradient - reference| / |reference| in norms. The reference is the gradient
-        over the samples of all ranks without DistributedDataParallel. The attribute is None after
-        `load` and for a model that dp_shard, cp or tp divides.
+        over the samples of all ranks without DistributedDataParallel. Instances replace
+        this method by None after `load`, and if dp_shard, cp or tp divides the model.
         """
         import torch
         from torch import distributed as dist

@@ -24,7 +24,7 @@ from raybench.cluster.ray_cluster.start import (
     HeadMonitor,
     end_process,
     leave,
-    start_guard,
+    ray_guard,
 )
 from raybench.errors import DETAIL_CHARACTERS, ClusterError, message_of, shorten_start, traceback_of
 from raybench.hangs.evidence import Evidence
@@ -101,7 +101,7 @@ class RayCluster:
 
     def start(self, count: int, strategy: Strategy) -> None:
         """See `Cluster.start`."""
-        with start_guard(self._monitor.gone, self._end):
+        with ray_guard(self._monitor.gone, self._end):
             if count > 1:
                 self._groups.start()
             self._pool.start(count, strategy)
@@ -234,7 +234,7 @@ class RayCluster:
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._running_points, timeouts.CLOSE_S)
         # Without the guard, Ray would wait a minute for a head that is cut off.
-        with start_guard(lambda: lost_head, self._end):
+        with ray_guard(lambda: lost_head, self._end):
             leave(self._connection.folder, is_borrowed=self._connection.is_borrowed)
 
     def _check_open(self) -> None:

@@ -137,7 +137,7 @@ def private_ray() -> Iterator[None]:
         # Give the token by the environment, so that Ray does not use the user's file.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # Shorten Ray's waits for its head, because Ray holds the GIL and no `start_guard` can run.
+        # Shorten Ray's waits for its head, because Ray holds the GIL and no `ray_guard` can run.
         "RAY_gcs_server_port_wait_time_s": "15",
         "RAY_py_gcs_connect_timeout_s": "5",
         "RAY_ROTATION_MAX_BYTES": str(_LOG_BYTES),

@@ -5,7 +5,7 @@ Only this user can reach a private Ray of a sweep. By default, Ray 2.60 writes i
 networks. So a private Ray gets its token by the environment, a closed folder (0700), and loopback
 alone.
 
-A `start_guard` ends this process if Ray is gone while a call into Ray hangs. Such a call cannot be
+A `ray_guard` ends this process if Ray is gone while a call into Ray hangs. Such a call cannot be
 interrupted: Ray waits up to a minute for a dead program, and then ends the process.
 """
 
@@ -139,7 +139,7 @@ def connect_ray(
     # Count the devices.
     context = ray.get_runtime_context()
     head_address, own_node_id = context.gcs_address, context.get_node_id()
-    with start_guard(HeadMonitor({_HEAD: head_address}).gone, end):
+    with ray_guard(HeadMonitor({_HEAD: head_address}).gone, end):
         nodes = ray_nodes()
     # Ray's dict of each node: name of a resource -> amount.
     resources = [node["Resources"] for node in nodes if node["Alive"]]
@@ -216,7 +216,7 @@ def _join(head: _Head, end: Callable[[str], None]) -> None:
             "nodes, or use ray job submit"
         )
     try:
-        with start_guard(HeadMonitor({_HEAD: head.address}).gone, end):
+        with ray_guard(HeadMonitor({_HEAD: head.address}).gone, end):
             ray.init(address=head.address, **_INIT_OPTIONS)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ClusterError(f"{head.option}: {' '.join(str(error).split())}") from None
@@ -380,7 +380,7 @@ def _start_private(
                     return f"{_PROGRAMS[child.name()]} has ended"
         return ""
 
-    guard = start_guard(
+    guard = ray_guard(
         find_ended_program,
         lambda reason: end(keep_logs(reason)),
         timeouts.RAYS_OWN_ERROR_AT_START_S,
@@ -507,7 +507,7 @@ def end_process(reason: str) -> None:
 
 
 @contextmanager
-def start_guard(
+def ray_guard(
     gone: Callable[[], str],
     end: Callable[[str], None],
     patience_s: float = timeouts.RAYS_OWN_ERROR_S,
@@ -530,7 +530,7 @@ def start_guard(
         if not is_over.wait(patience_s):
             end(reason)
 
-    thread = threading.Thread(target=watch, name="start-guard", daemon=True)
+    thread = threading.Thread(target=watch, name="ray-guard", daemon=True)
     thread.start()
     try:
         yield

@@ -113,11 +113,12 @@ _TESTS = {
 
 def meaning_of_tests(tests: Iterable[str]) -> str:
     """Return a sentence on the meanings of tests; "" if no name needs an explanation."""
-    names = tuple(tests)
-    meanings = []
-    for start, text in _TESTS.items():
-        if any(name.startswith(start) for name in names):
-            meanings.append(text)
+    explained = set()
+    for name in tests:
+        matching = [start for start in _TESTS if name.startswith(start)]
+        if matching:
+            explained.add(max(matching, key=len))
+    meanings = [text for start, text in _TESTS.items() if start in explained]
     return f"{'; '.join(meanings)}." if meanings else ""
 
 

@@ -176,8 +176,8 @@ def test_a_head_that_missed_one_call_is_there(monkeypatch):
 def test_the_guard_ends_a_process_without_a_cluster():
     hangs = (
         "import time\n"
-        "from raybench.cluster.ray_cluster.start import end_process, start_guard\n"
-        "with start_guard(lambda: 'its head is gone', end_process, patience_s=0.1):\n"
+        "from raybench.cluster.ray_cluster.start import end_process, ray_guard\n"
+        "with ray_guard(lambda: 'its head is gone', end_process, patience_s=0.1):\n"
         "    time.sleep(60)\n"
     )
     done = subprocess.run(
