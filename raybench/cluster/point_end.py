@@ -44,6 +44,15 @@ _DEATHS = tuple(cause for cause in Cause if cause.is_death)
 _FRAME = re.compile(r'^\s*File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why no process can use a device any more."""
+
+    # NODE_LOST or WORKER_LOST.
+    cause: Cause
+    message: str
+
+
 class RunningRanks(WatchedRanks, Protocol):
     """The ranks of one running point; each kind of cluster implements it."""
 
@@ -532,24 +541,22 @@ def _keeps_answer(answer: RankAnswer, has_finished: bool) -> bool:
     return not may_be_killed and not _is_loss_of_peer(answer)
 
 
-def with_losses(answers: Sequence[RankAnswer], reasons: Sequence[str]) -> tuple[RankAnswer, ...]:
+def with_losses(
+    answers: Sequence[RankAnswer], losses: Sequence[Loss | None]
+) -> tuple[RankAnswer, ...]:
     """Return the answers; failures of ranks that lost their node or device say so.
 
     Only failures with status lost or timeout are changed.
 
     Args:
-        reasons: `WorkerHandle.lost_because` of each rank; "" if the rank's worker is not lost, and
-            beginning with "node " if its node is lost.
+        losses: the loss of each rank's worker; None if the worker is usable.
     """
     result = []
-    for answer, reason in zip(answers, reasons, strict=True):
-        if (
-            reason
-            and isinstance(answer, Failure)
-            and answer.status in (Status.LOST, Status.TIMEOUT)
-        ):
-            cause = Cause.NODE_LOST if reason.startswith("node ") else Cause.WORKER_LOST
-            answer = replace(answer, status=Status.LOST, error_type=cause, message=reason)
+    for answer, loss in zip(answers, losses, strict=True):
+        if loss and isinstance(answer, Failure) and answer.status in (Status.LOST, Status.TIMEOUT):
+            answer = replace(
+                answer, status=Status.LOST, error_type=loss.cause, message=loss.message
+            )
         result.append(answer)
     return tuple(result)
 

@@ -139,7 +139,7 @@ class RayCluster:
             self._groups.leave(worker_ids)
             refusals = self._replace(worker_ids, task.worker_environment)
         group = self._groups.join(worker_ids)
-        losses = [worker.lost_because for worker in workers]
+        losses = [worker.loss for worker in workers]
         if any(losses) or refusals:
             # A point needs all its workers, so no rank runs.
             failures = []
@@ -168,7 +168,7 @@ class RayCluster:
         answers = self._agents.add_outputs_and_clocks(outcome.answers, devices)
         if outcome.unfit:
             self._replace([worker_ids[rank] for rank in sorted(outcome.unfit)])
-        return with_losses(answers, [worker.lost_because for worker in workers])
+        return with_losses(answers, [worker.loss for worker in workers])
 
     def _replace(
         self, worker_ids: Collection[int], environment: Mapping[str, str] | None = None

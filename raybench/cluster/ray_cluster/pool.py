@@ -15,6 +15,7 @@ from ray.util.placement_group import remove_placement_group
 
 from raybench.cluster import allocator, timeouts
 from raybench.cluster.device_reservation import DeviceReservation
+from raybench.cluster.point_end import Loss
 from raybench.cluster.ray_cluster.actor import start_worker, was_killed, why_no_start
 from raybench.cluster.ray_cluster.nodes import NodeAgents
 from raybench.cluster.ray_cluster.placements import (
@@ -32,6 +33,7 @@ from raybench.job.point import Strategy
 from raybench.records.device import Device
 from raybench.records.devices import DeviceList
 from raybench.records.environment import package_versions
+from raybench.records.status import Cause
 
 _RACK_LABEL = "rack"
 # Give up a worker after this many processes in a row were killed while they started.
@@ -58,8 +60,8 @@ class WorkerHandle:
     slot: Slot
     device: Device
     process: WorkerProcess
-    # Why no process can use the device any more; "" while the worker is usable.
-    lost_because: str = ""
+    # None while the worker is usable.
+    loss: Loss | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -153,7 +155,7 @@ class WorkerPool:
     def lost(self) -> frozenset[int]:
         """Ids of unusable workers."""
         workers = list(self._workers)
-        return frozenset(n for n, worker in enumerate(workers) if worker.lost_because)
+        return frozenset(n for n, worker in enumerate(workers) if worker.loss)
 
     @property
     def pending(self) -> int:
@@ -270,7 +272,7 @@ class WorkerPool:
         ids_by_slot: dict[Slot, int] = {}
         for worker_id in worker_ids:
             worker = self._workers[worker_id]
-            if not worker.lost_because:
+            if not worker.loss:
                 workers_by_slot[worker.slot], ids_by_slot[worker.slot] = worker, worker_id
         for worker in workers_by_slot.values():
             ray.kill(worker.process.actor, no_restart=True)
@@ -293,7 +295,7 @@ class WorkerPool:
             for result in results:
                 slot = result.start.slot
                 worker, variables = workers_by_slot[slot], result.start.process.environment
-                if result.failure and variables and not worker.lost_because:
+                if result.failure and variables and not worker.loss:
                     # The variables may be the reason. Start a process without variables, because
                     # other points need the device.
                     text = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -303,7 +305,7 @@ class WorkerPool:
                 else:
                     self._finish_replacement(worker, result)
             self.lose(self._agents.silent_nodes())
-            starts = [start for start in starts if not workers_by_slot[start.slot].lost_because]
+            starts = [start for start in starts if not workers_by_slot[start.slot].loss]
         return refusals
 
     def _finish_replacement(self, worker: WorkerHandle, result: _StartResult) -> None:
@@ -320,10 +322,10 @@ class WorkerPool:
         failure = failure or "another device came that is not in the list"
         name = f"{old_device.kind}:{old_device.index} on {old_device.host}"
         with self._lock:
-            if worker.lost_because:
+            if worker.loss:
                 return
-            worker.lost_because = f"{name} is lost: {failure}"
-        self._log(worker.lost_because)
+            worker.loss = Loss(Cause.WORKER_LOST, f"{name} is lost: {failure}")
+        self._log(worker.loss.message)
 
     def lose(self, node_ids: Collection[str]) -> None:
         """Mark all workers of some nodes as lost, and give their devices back to Ray.
@@ -336,19 +338,22 @@ class WorkerPool:
             lost = [
                 worker
                 for worker in self._workers
-                if worker.slot.node_id in node_ids and not worker.lost_because
+                if worker.slot.node_id in node_ids and not worker.loss
             ]
             starts = [start for start in self._starting if start.slot.node_id in node_ids]
             for start in starts:
                 self._starting.remove(start)
             for worker in lost:
-                worker.lost_because = f"node {worker.device.host} does not answer"
+                message = f"node {worker.device.host} does not answer"
+                worker.loss = Loss(Cause.NODE_LOST, message)
             _kill_and_release([*lost, *starts])
             if lost or starts:
                 self._wait_until_s = time.monotonic() + self._wait_s
         waiting = f"; waiting up to {self._wait_s:g} s for others" if self._wait_s else ""
-        for reason, count in Counter(worker.lost_because for worker in lost).items():
-            self._log(f"{reason}: {count} worker{'s are' if count > 1 else ' is'} lost{waiting}")
+        for message, count in Counter(
+            worker.loss.message for worker in lost if worker.loss
+        ).items():
+            self._log(f"{message}: {count} worker{'s are' if count > 1 else ' is'} lost{waiting}")
 
     def close(self) -> None:
         """Kill all workers, and give their devices back to Ray.
@@ -631,7 +636,7 @@ class WorkerPool:
 
     def _why_unusable(self, device: Device) -> str:
         """Lock the device of a late worker; return why it cannot be used, or ""."""
-        usable = [worker.device for worker in self._workers if not worker.lost_because]
+        usable = [worker.device for worker in self._workers if not worker.loss]
         try:
             _check_devices([*usable, device])
             return self._why_other_model(device) or self._reservation.try_reserve(device)

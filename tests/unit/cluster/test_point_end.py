@@ -7,6 +7,7 @@ import pytest
 from fakes import make_device, make_measurement, make_point
 
 from raybench.cluster.point_end import (
+    Loss,
     PointObservation,
     RunningRanks,
     TimeLimit,
@@ -18,7 +19,7 @@ from raybench.cluster.point_end import (
 )
 from raybench.job.model import Measure
 from raybench.records.measurement import Failure
-from raybench.records.status import Status
+from raybench.records.status import Cause, Status
 from raybench.records.task import Task
 
 LIMIT = TimeLimit(timeout_s=3.0)
@@ -286,7 +287,9 @@ def test_own_errors_come_before_failures_of_peers():
 def test_a_lost_node_explains_only_dead_processes():
     died = Failure(rank=0, status=Status.LOST, error_type="WorkerDied", message="died")
     ran_out = Failure(rank=1, status=Status.OOM, error_type="OutOfMemoryError", message="asked")
-    told = with_losses([died, ran_out, make_measurement(2)], ["node a is gone"] * 3)
+    told = with_losses(
+        [died, ran_out, make_measurement(2)], [Loss(Cause.NODE_LOST, "node a is gone")] * 3
+    )
     assert types(told) == ["NodeLost", "OutOfMemoryError", ""]
     assert told[0].message == "node a is gone"
-    assert types(with_losses([died], ["cpu:1 on a is lost: it is killed"])) == ["WorkerLost"]
+    assert types(with_losses([died], [Loss(Cause.WORKER_LOST, "it is killed")])) == ["WorkerLost"]

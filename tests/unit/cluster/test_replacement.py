@@ -146,13 +146,13 @@ def test_free_devices_are_looked_for_once_a_second(monkeypatch, workers, agents)
 
 def test_the_old_process_is_killed_before_its_replacement(replaced, calls):
     worker = replaced(SAME)
-    assert (worker.device, worker.process.is_used, worker.lost_because) == (SAME, False, "")
+    assert (worker.device, worker.process.is_used, worker.loss) == (SAME, False, None)
     assert calls == ["kill old", "sigkill", "new takes cuda:1"]
 
 
 def test_a_replacement_killed_at_start_is_retried(replaced, calls):
     reason = f"cuda:1 on {GPU.host} is lost: a worker could not start"
-    assert replaced(RayActorError(error_msg="")).lost_because.startswith(reason)
+    assert replaced(RayActorError(error_msg="")).loss.message.startswith(reason)
     assert calls.count("new takes cuda:1") == 3
 
 
@@ -170,9 +170,9 @@ def test_a_replacement_killed_at_start_is_retried(replaced, calls):
 )
 def test_a_worker_without_usable_replacement_is_lost(replaced, workers, calls, new, reason):
     worker = replaced(new)
-    assert worker.lost_because.startswith(f"cuda:1 on {GPU.host} is lost: {reason}")
+    assert worker.loss.message.startswith(f"cuda:1 on {GPU.host} is lost: {reason}")
     assert (worker.device, workers.lost) == (GPU, {0})
-    assert calls[-3:] == ["new takes cuda:1", "kill new", worker.lost_because]
+    assert calls[-3:] == ["new takes cuda:1", "kill new", worker.loss.message]
     assert calls.count("new takes cuda:1") == 1
 
 
