@@ -189,6 +189,7 @@ class Ranking:
     def described_cases(self) -> tuple[RankedCase, ...]:
         """The cases that the sentences are about."""
         if self.over_cases:
+            # One of the cases whose best settings are the best in most cases.
             return (self.over_cases.case,)
         return tuple(case for case in self.cases if len(case.ranked) > 1)
 

@@ -281,10 +281,11 @@ def reference_files(
 
 
 def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
-    """Return one file per model, with ranges from the starts of all files.
+    """Return one file per model, with ranges from the measured values of all files.
 
-    If several files have the same run and devices, the starts of the last file count. An entry
-    without starts is kept only if no file has starts of its quantity.
+    `Entry.measured` has a value for each start of the processes. If several files have the same run
+    and devices, the values of the last file count. An entry without values is kept only if no file
+    has values of its quantity.
     """
     files_by_model: dict[str, list[ReferenceFile]] = {}
     for file in files:
@@ -293,7 +294,7 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
     for model, files_of_model in files_by_model.items():
         runs: dict[str, SourceRun] = {}
         devices: dict[str, str] = {}
-        # For each quantity: the last entry, and the starts of all entries.
+        # For each quantity: the last entry, and the values of all entries.
         quantities: dict[object, tuple[Entry, Measured]] = {}
         for file in files_of_model:
             runs |= dict(sorted(file.runs.items()))
@@ -303,11 +304,12 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
                 for run_id, starts_by_devices in entry.measured.items():
                     measured[run_id] = measured.get(run_id, {}) | starts_by_devices
                 quantities[entry.key, entry.fabric] = entry, measured
-        empty = ReferenceFile(model=model, runs=runs, devices=devices, quantities=[])
-        entries = []
+        # `_make_entry` needs the runs and devices of all entries.
+        pooled_file = ReferenceFile(model=model, runs=runs, devices=devices, quantities=[])
         for last_entry, measured in quantities.values():
-            entries.append(_make_entry(last_entry, measured, empty) if measured else last_entry)
-        pooled.append(empty.model_copy(update={"quantities": entries}))
+            entry = _make_entry(last_entry, measured, pooled_file) if measured else last_entry
+            pooled_file.quantities.append(entry)
+        pooled.append(pooled_file)
     return pooled
 
 

@@ -602,7 +602,7 @@ def write_summary(store: RunStore, run: Run) -> None:
 
 
 def summary_rows(run: Run, points: Iterable[PointRow]) -> list[SummaryRow]:
-    """Return a row for each point of a run.
+    """Return a row for each point of a run, with the mean of its rounds.
 
     params_json has typed parameters, and settings of OPTIONAL that are not at their default.
 

@@ -88,9 +88,11 @@ class Scenario:
         waits_ms = [
             rank.wait_ms for rank in self.ranks if rank.is_fast and rank.wait_ms is not None
         ]
-        if not waits_ms:
+        # The step of the rounds in which the waits were measured.
+        step_ms = step_of_parts(self.row)
+        if not waits_ms or not step_ms:
             return None
-        return sum(waits_ms) / len(waits_ms) / (step_of_parts(self.row) or 1.0)
+        return sum(waits_ms) / len(waits_ms) / step_ms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -578,6 +578,8 @@ def _programs_beside(before: NodeUse, after: NodeUse, *, has_load: bool) -> Iter
     """Yield the other sweeps, the processes on GPUs, and the processes that kept cores busy.
 
     Args:
+        before, after: readings before and after the point; only `after` has the processes that kept
+            cores busy between the readings.
         has_load: whether a load of the cores is reported; otherwise its processes are left out.
     """
     sweeps = dict.fromkeys((*before.holders, *after.holders))

@@ -117,7 +117,9 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
 
     Args:
         process, raylet: process ids; a raylet of 0 says that the process is a driver.
+        mark: an environment variable that orphans have.
         packages: folder that has psutil.
+        folder: is deleted at the end, unless it has the file KEPT; "" for none.
     """
     watched = [os.pidfd_open(number) for number in (process, raylet) if number]
     # Fork, so that the watcher is no child of the worker: Ray kills the children of a worker.
@@ -138,7 +140,7 @@ def _watch(process: int, raylet: int, mark: str, packages: str, folder: str) -> 
     # Ray's processes need time to end by themselves, but not after the death of a worker alone.
     has_worker_ended = bool(raylet) and watched[0] in ended
     kill_s = time.monotonic() + (0.0 if has_worker_ended else _GRACE_S)
-    # Search before it is time to kill, because a process of Ray may lose its parent until then.
+    # Search already during the grace time: a process whose parent has ended is not found later.
     while (orphans := _find_orphans(orphans, mark, group)) or time.monotonic() < kill_s:
         if time.monotonic() >= kill_s:
             for orphan in orphans:

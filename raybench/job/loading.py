@@ -98,14 +98,22 @@ def job_of_source(source: YamlSource) -> Job:
 
 
 def _problems_of_other_form(with_cpu: YamlSource, other: YamlSource) -> list[tuple[Order, str]]:
-    """Return the problems of the other form of the job at keys that its section `cpu` replaces."""
+    """Return the problems that the job has only in the form that will not run.
+
+    A job with a section `cpu` has two forms: with the section for CPU workers, without it for GPUs.
+
+    Args:
+        with_cpu: the form for CPU workers, which knows the keys that the section replaces.
+        other: the form that will not run now; it may be `with_cpu`.
+    """
     job, problems = _check_source(other)
     if job is not None and not problems:
         problems += plan_and_problems(job)[1]
-    problems_in_cpu_section = [
+    # Problems at other keys are problems of both forms.
+    at_replaced_keys = [
         problem for problem in problems if with_cpu.path_in_file(problem.path) != problem.path
     ]
-    return other.ordered_lines(problems_in_cpu_section)
+    return other.ordered_lines(at_replaced_keys)
 
 
 def _check_source(source: YamlSource) -> tuple[Job | None, list[JobProblem]]:

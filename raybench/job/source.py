@@ -113,7 +113,7 @@ class YamlSource:
     def explain_all(
         self, problems: Iterable[JobProblem], other_lines: Iterable[tuple[Order, str]] = ()
     ) -> str:
-        """Return at most 50 lines, one for each problem, in the order of the file.
+        """Return a line for each problem in the order of the file; after 50 lines, how many more.
 
         Problems of overrides come last.
 

@@ -137,9 +137,10 @@ def _replaced_functions() -> Iterator[None]:
         return receive(group, tensors, tag)
 
     def broadcast_zero_sizes(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Broadcast, but leave no tensor uninitialised: here a broadcast sends nothing."""
         group, source = kwargs.get("group"), kwargs.get("group_src")
         if group is not None and source not in (None, group.rank()):
-            # torch initialises the sizes of objects only on the rank that sends them.
+            # `broadcast_object_list` then reads the sizes of objects from this tensor.
             tensor.zero_()
         return broadcast(tensor, *args, **kwargs)
 

@@ -361,6 +361,7 @@ def _time_samples(
     policy, device = run.policy, run.context.device
     drifted: list[_Block] = []
     timed: list[_Block] = []
+    # Counts before timing; drifted blocks do not count.
     retries, device_allocs = run.memory.retries, run.memory.device_allocs
     # For each timed block: the device's counters before and after, the number of untimed samples,
     # and begin and end by `time.monotonic_ns`.
@@ -394,8 +395,8 @@ def _time_samples(
         with run.memory.counting():
             block = run.time_block(step, count, lead_in=lead_in)
         spans_ns.append((begin_ns, time.monotonic_ns()))
-        # Without counters there is no energy to measure, so a sleep is not needed.
-        if run.is_idle and before:
+        # Waiting in NCCL would use energy; without counters no energy is measured.
+        if run.is_idle and before is not None:
             _sleep_while_others_run(lead_in + count, progress().expected_ns, policy.max_block_s)
         samples, after = per_step(block, inner), run.counters.read()
         readings.append((before, after))

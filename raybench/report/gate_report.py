@@ -54,7 +54,7 @@ class GateReport(Document):
 
     @cached_property
     def points(self) -> list[PointVerdict]:
-        """Return the points, the most urgent first, among them the largest change."""
+        """The points by outcome, the most urgent first, then by change, the largest first."""
         return sorted(
             self.verdict.points,
             key=lambda point: (_ORDER.index(point.outcome), -abs(point.change or 0.0)),

@@ -240,7 +240,7 @@ def _slow_ranks(answer: RunAnswer) -> Iterator[Listing]:
 
 
 def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
-    """Yield the largest batch that fits, for each combination of the other settings."""
+    """Yield a list of the largest batches that fit, for each combination of the other settings."""
     conclusion = answer.conclusion
     if isinstance(conclusion, LargestBatches):
         lines = []
@@ -251,7 +251,7 @@ def _largest_batches(answer: RunAnswer) -> Iterator[Listing]:
 
 
 def _losses(answer: RunAnswer) -> Iterator[Listing]:
-    """Yield which causes take which share of the step, at the points on the most devices."""
+    """Yield a list of the causes with their shares of the step, at the most devices."""
     data = answer.data
     if not is_scaling(data):
         return

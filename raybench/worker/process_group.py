@@ -351,7 +351,8 @@ class NcclLogFile:
         self._file: int | None = None
         # Byte at which the lines of the current group begin in the file.
         self._log_begin = 0
-        # Transports of the current group whose lines `choices` made NCCL delete.
+        # Transports of the current group whose lines are no longer in the file, because `choices`
+        # makes NCCL open the file again, which truncates it.
         self._saved_routes: frozenset[str] = frozenset()
         self._find_log_reset = find_log_reset
 

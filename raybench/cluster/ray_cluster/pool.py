@@ -350,9 +350,8 @@ class WorkerPool:
             if lost or starts:
                 self._wait_until_s = time.monotonic() + self._wait_s
         waiting = f"; waiting up to {self._wait_s:g} s for others" if self._wait_s else ""
-        for message, count in Counter(
-            worker.loss.message for worker in lost if worker.loss
-        ).items():
+        messages = [worker.loss.message for worker in lost if worker.loss]
+        for message, count in Counter(messages).items():
             self._log(f"{message}: {count} worker{'s are' if count > 1 else ' is'} lost{waiting}")
 
     def close(self) -> None:

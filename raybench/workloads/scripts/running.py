@@ -113,7 +113,11 @@ class ScriptPart:
         return frozenset(self._ended_processes)
 
     def build(self) -> Workload:
-        """Start the script. Collective; raises the errors of `RunningScript`."""
+        """Start the script and wait for its first step. Collective.
+
+        Raises:
+            the errors of `RunningScript`.
+        """
         self._script = RunningScript(
             self.context,
             self._task,
