@@ -216,14 +216,14 @@ def _largest_known(values: Sequence[int | None]) -> int | None:
 
 
 def _time_repeat(workload: Workload, run: _PointRun) -> None:
-    """Time the workload of one repeat; add samples, memory and metrics to the run. Collective."""
+    """Time one repeat; add its samples, memory, doubts and metrics to the run. Collective."""
     context = run.context
     run.fields |= declared_of_step(workload)
     if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
         # All ranks finish these items together, so give each rank an equal part.
         run.fields["items_per_step"] /= context.world_size
     if isinstance(workload, RunningScript):
-        # The script's own process runs and times the steps.
+        # The script's own process runs and times the steps, and reads its memory.
         run.doubts.extend(workload.doubts(context))
         run.timer = run.memory = ScriptTimer(workload, context.device, run.timer.in_block)
     try:
@@ -233,6 +233,7 @@ def _time_repeat(workload: Workload, run: _PointRun) -> None:
         run.repetitions.append(repetition)
         run.energies_j.append(None)
         timed, warmup = len(repetition.timed.step_ns), len(repetition.warmup.step_ns)
+        # This kind of doubt stores the number of warm-up iterations as its limit.
         run.doubts.append(Doubt(kind=DoubtKind.SCRIPT_ENDED, value=timed, limit=warmup))
     run.peaks_bytes.append((run.memory.allocated_bytes, run.memory.reserved_bytes))
     run.fields["workload_metrics"] = own_metrics(workload)

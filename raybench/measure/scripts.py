@@ -113,7 +113,7 @@ class ScriptTimer(MemoryUse):
         After this call no other optimizer can end an iteration.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
-        self.script.forget_memory()
+        self.script.end_warmup()
         self.allocated_bytes = None
 
 

@@ -227,7 +227,7 @@ class _StepControl:
                     if not self._lead_in_left:
                         clock.mark()  # the begin of the first timed iteration
                     return
-                case "forget_memory":
+                case "end_warmup":
                     self._is_warm = True
                     if clock.cuda:
                         clock.cuda.reset_peak_memory_stats(clock.device)

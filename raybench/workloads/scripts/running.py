@@ -177,7 +177,7 @@ class RunningScript(Workload):
         self._has_stepped = self.has_ended = False
         # Times of the parts of the last block in ms, by name of the part.
         self.parts: Mapping[str, Sequence[float]] = {}
-        # Peaks of allocated and reserved bytes since `forget_memory`; None on a CPU.
+        # Peaks of allocated and reserved bytes since `end_warmup`; None on a CPU.
         self.peaks: tuple[int | None, int | None] = None, None
         options = json.dumps({"step_of": self._step_of, "timeout_s": timeout_s})
         path = Path(script_file.path if script_file else str(params["path"])).absolute()
@@ -240,12 +240,13 @@ class RunningScript(Workload):
             host_ns=tuple(samples["host_ns"]),
         )
 
-    def forget_memory(self) -> None:
-        """Let the script reset its memory peaks before its next step, without waiting for it.
+    def end_warmup(self) -> None:
+        """Let the script reset its memory peaks before its next step; do not wait for the script.
 
-        After this call no other optimizer can end an iteration.
+        Before this call, an optimizer that steps for the first time may become the optimizer whose
+        steps end the iterations. Afterwards no other optimizer can.
         """
-        self._send(do="forget_memory")
+        self._send(do="end_warmup")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> tuple[NotMeasured | None, str]:
         """Let later steps fill `parts`; call this after the timed steps.
