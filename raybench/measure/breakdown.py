@@ -239,9 +239,10 @@ def _time_compute_and_comm(runner: _StepRunner) -> Breakdown:
 
     errors: list[str] = []
 
+    # Call this function while local copies replace the results of collectives.
     def step_without_peers() -> None:
-        # The step may fail on the numbers of local copies. After an error do nothing, because the
-        # other ranks go on and must not wait for this rank.
+        # The step may fail, because it lacks the data of the other ranks. Then skip later steps
+        # instead of raising, because the other ranks go on and must not wait for this rank.
         if not errors:
             try:
                 workload.step()
@@ -290,10 +291,11 @@ def _time_compute_and_comm(runner: _StepRunner) -> Breakdown:
 
 
 def _time_gradients(runner: _StepRunner, set_hook: SetHook) -> Breakdown:
-    """Return a breakdown with hooked_ms, comm_ms and tail_ms. Collective."""
+    """Time steps and their reductions of gradients, by a hook of DDP. Collective."""
     marks = BucketMarks(runner.context.device)
     set_hook(marks.hook)
-    # Do not align the ranks before each step, because their hosts would leave at different times.
+    # Do not align the ranks before each step: their hosts would leave the barrier at different
+    # times.
     hooked_ms = runner.time_marked(marks)
     # The timed steps are the last steps.
     timed_steps = len(hooked_ms) * runner.extent.inner
@@ -304,6 +306,7 @@ def _time_gradients(runner: _StepRunner, set_hook: SetHook) -> Breakdown:
     return Breakdown(
         hooked_ms=tuple(hooked_ms),
         comm_ms=tuple(comm_ms(buckets) for buckets in steps_buckets),
+        # From the last gradient to the end of the last reduction.
         tail_ms=tuple(tail_ms(buckets) for buckets in steps_buckets),
         methods=REDUCTION_METHODS,
     )

@@ -249,14 +249,14 @@ def split_rest(
 def _slowest_rank_columns(
     measurements: Sequence[Measurement],
     breakdowns: Sequence[Breakdown],
-    local_ms: Sequence[float],
+    local_ms: Sequence[float],  # rank -> median step without communication; empty if unknown
     step_ms: float,
 ) -> dict[str, Any]:
-    """Return the columns on the slowest rank by name."""
+    """Return column -> value, for the columns on the slowest rank."""
     if len(measurements) == 1:
         return {}
-    blocks = [b.local_ms for b in breakdowns]
-    straggler = find_straggler(blocks) if local_ms else None
+    local_blocks = [b.local_ms for b in breakdowns]
+    straggler = find_straggler(local_blocks) if local_ms else None
     if straggler is None:
         return {"slowest_rank": _slowest_by_timed_steps(measurements, step_ms)}
     slow_device_ms = breakdowns[straggler.rank].device_ms
@@ -266,13 +266,16 @@ def _slowest_rank_columns(
         device_excess_ms = slow_device_ms - typical_device_ms
     error_ms = straggler.error_ms
     if device_excess_ms is None or device_excess_ms < NEARLY_ALL * straggler.excess_ms:
-        # The host may be slow, and hosts differ more than devices.
+        # The device does not explain the excess, so the host may be slow. Hosts differ more than
+        # devices, so the error is larger.
         step_series_ms = []
         for repetitions in zip(*(m.repetitions for m in measurements), strict=True):
             series_ns = stats.step_series([repetition.timed.step_ns for repetition in repetitions])
             step_series_ms.append((series_ns / NS_PER_MS).tolist())
-        error_ms = max(error_ms, host_error_ms(blocks, step_series_ms))
-    confirmed_ms = confirmed_excess_ms(straggler.excess_ms, step_ms - max(local_ms))
+        error_ms = max(error_ms, host_error_ms(local_blocks, step_series_ms))
+    # Negative if the local step took longer than the timed step; then the excess is too large.
+    rest_ms = step_ms - max(local_ms)
+    confirmed_ms = confirmed_excess_ms(straggler.excess_ms, rest_ms)
     is_slow = stands_out(confirmed_ms, error_ms, step_ms)
     return {
         # The index is not the rank, because ranks without a share are left out.
@@ -280,7 +283,8 @@ def _slowest_rank_columns(
         "straggler_ms": straggler.excess_ms,
         "straggler_error_ms": error_ms,
         "straggler_device_ms": device_excess_ms,
-        "late_in_turn_ms": late_in_turn_ms(blocks),
+        # The cost of ranks that are late at different times.
+        "late_in_turn_ms": late_in_turn_ms(local_blocks),
     }
 
 
