@@ -125,7 +125,7 @@ class HangWatch:
         return time.monotonic() >= self._verdict_s + self._hang_s
 
     def _watch(self) -> _Coroutine[None]:
-        """Read the progress of the ranks regularly, and look for a hang when a look is due."""
+        """Read the ranks' progress regularly, and collect evidence of a hang when a look is due."""
         looks_since_progress = 0
         yield from _pause(timeouts.HANG_FIRST_LOOK_S)
         while True:
@@ -140,6 +140,7 @@ class HangWatch:
                 have_all_answered = yield from self._look(look)
                 pause_s = timeouts.HANG_PROGRESS_EVERY_S
                 if have_all_answered:
+                    # Go on at once, to learn when the next look is due.
                     looks_since_progress += 1
                     pause_s = timeouts.HANG_POLL_S
             # After a verdict the rank may go on, so read its progress more often.

@@ -501,14 +501,15 @@ class WorkerPool:
                 usable[node] = min(usable[node], missing_count)
         return usable, unresponsive_nodes
 
-    def _request_devices(self, count: int) -> None:
-        """Until the end of --wait, request up to `count` devices that the cluster does not have."""
-        wanted = 0
+    def _request_devices(self, most: int) -> None:
+        """Request up to `most` devices that the cluster lacks; drop all requests after --wait."""
+        request_count = 0
         if time.monotonic() < self._wait_until_s:
-            shortage = self._target_count - count_devices(self.kind)
-            # Keep open requests: another sweep may have taken the nodes that came for them.
-            wanted = min(count, max(len(self._requests), shortage))
-        self._requests.ask_for(wanted)
+            lacking_count = self._target_count - count_devices(self.kind)
+            # Keep open requests even if the cluster has enough devices by now, because another
+            # sweep may have taken them.
+            request_count = min(most, max(len(self._requests), lacking_count))
+        self._requests.ask_for(request_count)
 
     def _start_on(self, slots: Sequence[Slot]) -> None:
         """Begin to start a worker on each slot."""

@@ -223,7 +223,7 @@ def _join(head: _Head, end: Callable[[str], None]) -> None:
 
 
 def _find_head(address: str) -> _Head:
-    """Return the head that `address` names and that has answered; no address: start a Ray."""
+    """Return the head to join, which has answered; its address is "" to start a private Ray."""
     option = f"--address {address}"
     if address == "auto" and (exported := os.environ.get("RAY_ADDRESS")):
         address, option = exported, f"RAY_ADDRESS={exported}"
