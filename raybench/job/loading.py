@@ -401,11 +401,13 @@ def _check_axes(job: Job) -> Iterator[JobProblem]:
 
 
 def _check_what_is_missing(
-    job: Job, settings: _Settings, removed: Sequence[KeyPath]
+    job: Job,
+    settings: _Settings,
+    removed: Sequence[KeyPath],  # given keys that the job lacks, because their values are wrong
 ) -> Iterator[JobProblem]:
     """Yield a problem for each missing axis, batch size or parameter."""
     axes = list(dict.fromkeys([*_axis_names(job), *_keys_of_section("matrix", removed)]))
-    fixed = {*job.workload.parameters, *_keys_of_section("workload", removed)}
+    names_in_workload = {*job.workload.parameters, *_keys_of_section("workload", removed)}
     # (path, given names) of each group of points: entries of `include`, the product of the axes.
     # Each group must give all axes and required settings.
     groups: list[tuple[KeyPath, Collection[str]]]
@@ -414,11 +416,14 @@ def _check_what_is_missing(
         if missing := [name for name in axes if name not in entry and name not in BATCH_SIZES]:
             message = f"must give every axis of the job, lacks {', '.join(missing)}"
             yield JobProblem(path=path, message=message)
+    # A job that has only entries of `include` has no product of axes.
     if axes or not groups:
         groups.insert(0, (("matrix",), axes))
     for setting in settings.values():
-        in_all = all(setting.name in given for _, given in groups)
-        if setting.is_required and setting.name not in fixed and not in_all:
+        is_given = setting.name in names_in_workload or all(
+            setting.name in names for _, names in groups
+        )
+        if setting.is_required and not is_given:
             path = ("workload", setting.name)
             yield JobProblem(path=path, at_key=True, message="required, but not given")
     if not any(name in settings for name in BATCH_SIZES):

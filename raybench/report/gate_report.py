@@ -106,7 +106,7 @@ class GateReport(Document):
 
     @cached_property
     def remarks(self) -> list[str]:
-        """Return what this machine detects, why measuring stopped, and what else it did."""
+        """Return sentences: detectable slowdown, why measuring stopped, advice, disturbances."""
         verdict = self.verdict
         stopped = ""
         if verdict.stopped:

@@ -388,7 +388,10 @@ def _read_batch(paths: Sequence[Path], table: str, wanted: pa.Schema) -> _Batch:
     """Read parts, and collect the errors of unreadable parts instead of raising the first."""
     import pyarrow as pa
 
-    tables, unreadable, replaced = [_no_rows(wanted)], dict[Path, str](), list[Path]()
+    tables = [_no_rows(wanted)]
+    unreadable: dict[Path, str] = {}
+    # Older parts whose rows are also in a part that was read.
+    replaced: list[Path] = []
     for path in paths:
         try:
             rows, replaced_by_part = _read_part(path, table, wanted)

@@ -354,8 +354,8 @@ def clear_leftovers(root: Path, run_id: str) -> None:
         for path in (root / folder / run_id).glob(".*"):
             if _TEMPORARY_NAME.fullmatch(path.name):
                 delete_file(path)
-    # A part with a part of the same name in `points` is complete. The attempts of other files have
-    # no row, or a row in a compacted part.
+    # A part is complete if `points` has a part of the same name. For other files look for the rows
+    # of their attempts, because compaction may have moved these rows to another part.
     point_parts = {path.name for path in parts_of(root, "points", run_id)}
     attempts_of_file: dict[Path, frozenset[tuple[str, int]]] = {}
     for table in ("samples", "modules", "regions"):
@@ -364,8 +364,10 @@ def clear_leftovers(root: Path, run_id: str) -> None:
                 attempts_of_file[path] = attempts_in([path], table)
     for folder in ("traces", LOGS):
         for path in (root / folder / run_id).glob("*-*-*-rank*"):
-            if (match := RANK_FILE.fullmatch(path.name)) and path.is_file():
-                attempts_of_file[path] = frozenset({(match[2], int(match[3]))})
+            match = RANK_FILE.fullmatch(path.name)
+            if match and path.is_file():
+                _trial, point_id, attempt, _rank = match.groups()
+                attempts_of_file[path] = frozenset({(point_id, int(attempt))})
     if not attempts_of_file:
         return
     attempts_with_row = attempts_in(parts_of(root, "points", run_id), "points")

@@ -46,11 +46,12 @@ class BatchSearches(PointSource):
 
     def __init__(self, rounds: Rounds) -> None:
         self._plan = rounds.plan
-        # point_id -> status in the first round.
+        # point_id -> status in round 1, in which all searches run.
         self._statuses: dict[str, Status] = {}
-        for key, status in rounds.kept.items():
-            if key.round == 1:
-                self._statuses[key.point_id] = status
+        # A resumed run keeps trials of earlier sweeps.
+        for trial, status in rounds.kept.items():
+            if trial.round == 1:
+                self._statuses[trial.point_id] = status
         # Ids of the points that were planned or added.
         self._planned_ids = {point.point_id for point in self._plan.points}
 
@@ -67,15 +68,15 @@ class BatchSearches(PointSource):
         return new_points
 
     def last_lines(self) -> list[str]:
-        """Return the reason of each search that did not find the largest batch."""
+        """Return a line for each search that failed: its settings, and why it failed."""
         search = self._plan.batch_search
         if search is None:
             return []
         names = [name for name in varying_settings(self._plan.points) if name != "batch_size"]
         lines = []
         for first in first_points(search, self._plan.points):
-            step = series_search(search, first, self._statuses).step
-            if isinstance(step, str):
+            next_batch_or_failure = series_search(search, first, self._statuses).step
+            if isinstance(next_batch_or_failure, str):
                 settings = "".join(f" {name}={first.settings.get(name)}" for name in names)
-                lines.append(f"batch_size: auto{settings}: {step}")
+                lines.append(f"batch_size: auto{settings}: {next_batch_or_failure}")
         return lines

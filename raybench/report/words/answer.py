@@ -67,7 +67,7 @@ _UNITS = {"gib": "GiB", "share": "", "percent": "", "ratio": "x"}
 
 
 def point_and_round(rows: Iterable[ScaledRow]) -> str:
-    """Return what a point and a round are; for several runs, without rows."""
+    """Return what a point and a round are; `rows` is empty for a comparison of runs."""
     new_processes = [row.new_processes for row in rows]
     if not new_processes:
         processes = ", in new processes"
