@@ -648,14 +648,15 @@ def _gain_of_best(fleet: UnevenFleet) -> Gain:
 
 
 def _uncompared(data: RunData, question: Answer) -> Uncompared | None:
-    """Return the points without a speed-up; None if all have one, or the job asks for none."""
+    """Count points without a speed-up by reason; None if all have one, or the job asks for none."""
     if question.metric not in RATIO_METRICS:
         return None
     not_baseline = [row for row in data.ok_rows if not row.is_baseline]
-    reasons = Counter(row.why for row in not_baseline if row.why is not None)
-    if not reasons or not data.run.baseline:
+    # `row.why` is the reason why a point has no speed-up.
+    count_of_reason = Counter(row.why for row in not_baseline if row.why is not None)
+    if not count_of_reason or not data.run.baseline:
         return None
-    return Uncompared(reasons=dict(reasons), points=len(not_baseline))
+    return Uncompared(reasons=dict(count_of_reason), points=len(not_baseline))
 
 
 def _single_starts(data: RunData, conclusion: Conclusion) -> int:

@@ -433,6 +433,7 @@ class _SingleDeviceSpeeds:
         # Key: settings, and then the device model.
         self._samples_per_s: dict[tuple[object, ...], dict[str, float]] = {}
         for row in rows:
+            # A `slow_ratio` below 1 emulates a slower device.
             is_single = row.world_size == 1 and row.slow_ratio == 1 and row.status is Status.OK
             if is_single and row.throughput and len(_models_of(row)) == 1:
                 speeds = self._samples_per_s.setdefault(_settings_without_devices(row), {})

@@ -332,9 +332,11 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, target: RunTarget) -> int:
     with hold_run(output, run.run_id):
         plan = plan_of_run(plan, output, run.run_id)
         filtered_ids = _select_ids(plan, given["expression"])
+        # All trials of the job; only the points that pass --filter may run.
+        rounds = replace(rounds_of_job(job, plan), chosen=filtered_ids)
         run_state = resume_run(
             run,
-            replace(rounds_of_job(job, plan), chosen=filtered_ids),
+            rounds,
             output,
             code,
             _resume_command(ctx, run.run_id, output),

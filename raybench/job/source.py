@@ -144,7 +144,7 @@ class YamlSource:
         """Paths of keys that the section `cpu` has replaced and `--set` has not."""
         keys = []
         for path in self.replaced:
-            # The keys of a replaced section are paths of their own.
+            # Omit a section such as ("measure",): `replaced` also has the path of each of its keys.
             is_section = len(path) == 1 and isinstance(self.data[CPU][path[0]], dict)
             if not is_section:
                 keys.append(path)

@@ -136,11 +136,12 @@ def _replaced_functions() -> Iterator[None]:
         sender = (group.rank() + 1) % group.size()
         return receive(group, tensors, tag)
 
-    def broadcast_zero_sizes(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Broadcast, but leave no tensor uninitialised: here a broadcast sends nothing."""
+    def zero_and_broadcast(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Zero a tensor that this rank would receive, and call `broadcast`, which sends nothing."""
         group, source = kwargs.get("group"), kwargs.get("group_src")
-        if group is not None and source not in (None, group.rank()):
-            # `broadcast_object_list` then reads the sizes of objects from this tensor.
+        is_receiver = group is not None and source not in (None, group.rank())
+        if is_receiver:
+            # `broadcast_object_list` would read sizes of objects from uninitialised memory.
             tensor.zero_()
         return broadcast(tensor, *args, **kwargs)
 
@@ -154,7 +155,7 @@ def _replaced_functions() -> Iterator[None]:
         (ProcessGroup, "_end_coalescing"): lambda group, device: _complete_work([]),
         (ProcessGroup, "recv_anysource"): receive_from_next_rank,
         (Work, "_source_rank"): lambda work: sender,
-        (c10d, "broadcast"): broadcast_zero_sizes,
+        (c10d, "broadcast"): zero_and_broadcast,
         (c10d, "_tensor_to_object"): load_or_none,
     }
     # Read `vars`, because getattr of a class would return unbound functions.

@@ -475,16 +475,18 @@ def _add_breakdown_and_profile(workload: Workload, run: _PointRun, profile: bool
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
     count = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
     most_local = run.agree(lambda: run.policy.most_local_steps(slowest_ns))
-    extent = Extent(samples=count, most_local_samples=most_local, inner=last.inner_iterations)
+    sample_counts = Extent(
+        samples=count, most_local_samples=most_local, inner=last.inner_iterations
+    )
 
     def make_breakdown() -> Breakdown:
         if isinstance(run.timer, ScriptTimer):
-            return break_down_script(run.timer, context, extent)
+            return break_down_script(run.timer, context, sample_counts)
         # Run these steps first, because `break_down` changes how gradients are reduced.
         if context.world_size > 1:
             run.fields["nccl_choices"] = run.nccl_choices(workload.step)
         run.fields["attention_kernels"] = profiling.attention_kernels(workload.step)
-        return break_down(workload, run.timer, context, extent)
+        return break_down(workload, run.timer, context, sample_counts)
 
     breakdown: Breakdown | None = None
     if run.policy.settings.breakdown:

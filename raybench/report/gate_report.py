@@ -108,11 +108,12 @@ class GateReport(Document):
     def remarks(self) -> list[str]:
         """Return sentences: detectable slowdown, why measuring stopped, advice, disturbances."""
         verdict = self.verdict
-        stopped = ""
+        why_stopped = ""
         if verdict.stopped:
             reason = words.open_reason(verdict.stopped)
-            stopped = f"{reason[:1].upper()}{reason[1:]}."
-        remarks = [words.detectable(verdict), stopped, words.shared_folder(verdict)]
+            why_stopped = f"{reason[:1].upper()}{reason[1:]}."
+        # Each of these sentences may be empty.
+        remarks = [words.detectable(verdict), why_stopped, words.shared_folder(verdict)]
         return [*filter(None, remarks), *words.meanwhile(verdict)]
 
     def _open_points(self) -> list[tuple[str, str]]:

@@ -202,6 +202,7 @@ class Worker:
         untimed = [precision for precision in precisions if precision not in self._gemm_tflops]
         self._gemm_tflops |= tflops_sustained(self._device, untimed)
         if untimed:
+            # The heat may have limited the clocks: note since when the clocks are unlimited.
             self._update_unlimited_since()
 
     def _enter_device(self) -> None:

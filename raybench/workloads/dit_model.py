@@ -147,11 +147,15 @@ class SingleBlock(nn.Module):
     def __init__(self, shape: DitShape, attend: Attend) -> None:
         super().__init__()
         width = shape.width
-        self._attend, self._joint_width = attend, 3 * width
+        mlp_width = 4 * width
+        # Query, key and value side by side.
+        self._attend, self._qkv_width = attend, 3 * width
+        # Shift, scale and gate.
         self.modulation = nn.Linear(width, 3 * width)
-        self.joint_in = nn.Linear(width, 7 * width)
+        self.joint_in = nn.Linear(width, self._qkv_width + mlp_width)
         self.heads = _HeadSplitter(shape)
-        self.joint_out = nn.Linear(5 * width, width)
+        # From the output of attention and the hidden layer of the MLP.
+        self.joint_out = nn.Linear(width + mlp_width, width)
 
     def forward(self, x: Tensor, time: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return the tokens after the block, (tokens, width).
@@ -164,8 +168,8 @@ class SingleBlock(nn.Module):
         """
         shift, scale, gate = self.modulation(functional.silu(time)).chunk(3, dim=-1)
         joint = self.joint_in(_modulate(x, shift, scale))
-        attention, hidden = joint[:, : self._joint_width], joint[:, self._joint_width :]
-        query, key, value = self.heads(attention)
+        qkv, hidden = joint[:, : self._qkv_width], joint[:, self._qkv_width :]
+        query, key, value = self.heads(qkv)
         rotation = Rotation(cosine, sine)
         mixed = self._attend(rotation(query), rotation(key), value).flatten(1)
         activated = functional.gelu(hidden, approximate="tanh")

@@ -502,13 +502,13 @@ class WorkerPool:
         return usable, unresponsive_nodes
 
     def _request_devices(self, most: int) -> None:
-        """Request up to `most` devices that the cluster lacks; drop all requests after --wait."""
+        """Request up to `most` devices that the cluster lacks; after the end of --wait, none."""
         request_count = 0
         if time.monotonic() < self._wait_until_s:
-            lacking_count = self._target_count - count_devices(self.kind)
-            # Keep open requests even if the cluster has enough devices by now, because another
-            # sweep may have taken them.
-            request_count = min(most, max(len(self._requests), lacking_count))
+            # `count_devices` counts all devices of the cluster, free or not.
+            shortage = self._target_count - count_devices(self.kind)
+            # Keep open requests: another sweep may have taken the nodes that came for them.
+            request_count = min(most, max(len(self._requests), shortage))
         self._requests.ask_for(request_count)
 
     def _start_on(self, slots: Sequence[Slot]) -> None:
@@ -589,7 +589,7 @@ class WorkerPool:
         return results
 
     def _try_again(self, starts: list[_Start], result: _StartResult) -> bool:
-        """Replace a killed start in `starts` by a new start; return False if this cannot help."""
+        """Start a killed process again, as a new entry of `starts`; False if this cannot help."""
         start = result.start
         if start.attempts >= _MAX_STARTS:
             return False
@@ -601,7 +601,7 @@ class WorkerPool:
         self._log(f"{result.failure} (tried once more)")
         retry = self._begin_start(start.slot, start.index, start.process.environment)
         with self._lock:
-            if start in starts:
+            if start in starts:  # otherwise its node was lost
                 starts[starts.index(start)] = replace(retry, attempts=start.attempts + 1)
         return True
 

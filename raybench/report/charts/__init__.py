@@ -173,10 +173,10 @@ def in_order(rows: Sequence[ScaledRow], fastest: Collection[str] = ()) -> list[S
 
 
 def _sort_key(
-    rows: Sequence[ScaledRow], fastest: Collection[str]
+    rows: Sequence[ScaledRow], last_names: Collection[str]
 ) -> Callable[[ScaledRow], list[Any]]:
-    """Return a sort key by the settings in which `rows` differ; `fastest` settings come last."""
-    names = sorted(distinguishing_settings(rows), key=lambda name: name in fastest)
+    """Return a sort key by the settings in which rows differ, settings in `last_names` last."""
+    names = sorted(distinguishing_settings(rows), key=lambda name: name in last_names)
     return lambda row: [setting_order(setting_of(row, name)) for name in names]
 
 
