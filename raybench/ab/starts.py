@@ -203,9 +203,13 @@ def _is_measured(row: PointRow) -> bool:
     return row.status is Status.OK and bool(row.step_ms_mean)
 
 
-def rate_of(row: PointRow, has_samples: bool) -> float:
-    """Return the rate of an ok row: samples/s, or steps/s without samples."""
-    if has_samples and row.throughput:
+def rate_of(row: PointRow, in_samples: bool) -> float:
+    """Return the rate of an ok row; NaN without a step time.
+
+    Args:
+        in_samples: return samples/s, which all compared rows must have; otherwise steps/s.
+    """
+    if in_samples and row.throughput:
         return row.throughput
     return MS_PER_S / (row.step_ms_mean or math.nan)
 

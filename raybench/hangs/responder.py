@@ -88,20 +88,24 @@ class Responder:
     """Answers requests about this process, for as long as the process lives."""
 
     def __init__(self) -> None:
-        """Make the stack of the calling thread readable from outside; starts no thread."""
+        """Let other processes read the stack of the calling thread; starts no thread."""
+        # Other processes open both memory files through /proc.
         self._stacks_file = os.memfd_create(STACKS)
         self._answers_file = os.memfd_create(ANSWERS)
         self._note_thread()
-        self._pipe: int | None = None
-        self._signal = self._register_signal()
+        # Requests can arrive after `serve` has opened the pipe.
+        self._request_pipe: int | None = None
+        # On this signal the stack is written; None if no signal is free.
+        self._signal = self._register_stack_signal()
+        # The progress of the point.
         self.blocks = Blocks(self._answers_file)
-        self._write_facts()
+        self._write_facts()  # other processes need the numbers of thread, signal and pipe
 
     def serve(self) -> None:
         """Start the thread that answers requests; later calls do nothing."""
-        if self._pipe is not None:
+        if self._request_pipe is not None:
             return
-        self._pipe, self._keeps_pipe_open = os.pipe()
+        self._request_pipe, self._keeps_pipe_open = os.pipe()
         threading.Thread(target=self._serve_requests, name="raybench-hangs", daemon=True).start()
         self._write_facts()
 
@@ -114,7 +118,7 @@ class Responder:
         # The kernel and Python number threads differently.
         self._thread_id, self._python_id = threading.get_native_id(), threading.get_ident()
 
-    def _register_signal(self) -> int | None:
+    def _register_stack_signal(self) -> int | None:
         """Register faulthandler for a free signal; return None if no signal is free."""
         # Programs use few real-time signals, and mostly the first ones.
         for number in range(signal.SIGRTMIN + _SKIPPED_SIGNALS, signal.SIGRTMAX + 1):
@@ -129,7 +133,7 @@ class Responder:
             "pid": os.getpid(),
             "thread": self._thread_id,
             "signal": self._signal,
-            "pipe": self._pipe,
+            "pipe": self._request_pipe,
             "ras": os.environ.get(RAS_VARIABLE),
         }
         self._write_json(FACTS_AT, facts)
@@ -140,9 +144,9 @@ class Responder:
 
     def _serve_requests(self) -> None:
         """Answer each request that arrives in the pipe; never return."""
-        assert self._pipe is not None
+        assert self._request_pipe is not None
         while True:
-            request = int.from_bytes(os.read(self._pipe, REQUEST_BYTES), "little")
+            request = int.from_bytes(os.read(self._request_pipe, REQUEST_BYTES), "little")
             # The answer contains the errors of torch. Any other error must not end this thread;
             # the request then gets no answer.
             with suppress(Exception):

@@ -64,12 +64,14 @@ class Timer:
     ) -> Samples:
         """Run `step` `iterations` times, wait for the device, and return how long each took.
 
-        Starts count from the construction of the timer. `throttled` is empty.
+        In the result, `start_ns` counts from the construction of the timer, and `throttled` is
+        empty.
 
         Args:
             step: one iteration.
             parts: host times of the parts of a step; earlier times are dropped.
-            lead_in: number of untimed iterations before, which fill the queue of the device.
+            lead_in: number of untimed iterations before, which fill the queue of the device. Not
+                used with `flush`.
         """
         with self.in_block():
             if self.flush is not None:

@@ -110,7 +110,8 @@ class ScriptTimer(MemoryUse):
     def restart(self) -> None:
         """Count all iterations so far as warm-up; forget the peak of allocated memory.
 
-        After this call no other optimizer can end an iteration.
+        In the warm-up of a script, iterations end with the step of the newest optimizer. After this
+        call that optimizer stays the same.
         """
         self._warmup_iterations = sum(len(block.step_ns) for block in self._blocks)
         self.script.end_warmup()

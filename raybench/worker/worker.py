@@ -345,10 +345,11 @@ class Worker:
         return self._flops[key]
 
     def _update_unlimited_since(self) -> None:
-        """Keep the earlier reading of the counters unless a clock was limited since."""
-        now, last = self._counters.read(), self._unlimited_since
-        if now is None or last is None or now.limited_s != last.limited_s:
-            self._unlimited_since = now
+        """Read the counters; keep the stored reading if no clock was limited since."""
+        reading, stored = self._counters.read(), self._unlimited_since
+        # The seconds `limited_s` grow only while a clock is limited.
+        if reading is None or stored is None or reading.limited_s != stored.limited_s:
+            self._unlimited_since = reading
 
 
 def preload() -> None:

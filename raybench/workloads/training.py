@@ -342,7 +342,7 @@ class Model(Workload):
         return scaled
 
     def _local_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-        """Return the gradients of the samples' mean loss on this rank; leave `.grad` unchanged."""
+        """Return this rank's gradients of the mean loss, scaled by `scaler`; `.grad` stays."""
         import torch
 
         loss = self._scaled_loss(self._forward_without_ddp, inputs, targets)
