@@ -108,7 +108,7 @@ def mean_of_rounds(points: Iterable[PointRow]) -> list[PointRow]:
 
 
 def _merge_rounds(rounds: Sequence[PointRow]) -> PointRow:
-    """Return the mean of the ok rounds of a point; the worst round if no round is ok."""
+    """Return one row of the ok rounds, mostly means; the worst round if no round is ok."""
     ok = [row for row in rounds if row.status is Status.OK]
     if not ok:
         # `Status` lists the worst failures first.
@@ -118,6 +118,7 @@ def _merge_rounds(rounds: Sequence[PointRow]) -> PointRow:
     with_parts = [row for row in ok if row.local_step_ms_by_rank] or ok
     shares = with_parts[-1].share_by_rank
     with_parts = [row for row in with_parts if row.share_by_rank == shares]
+    # `_combine` takes the mean, or for some columns the sum, the maximum or the last round.
     values: dict[str, Any] = {}
     for column in columns_of(PointRow):
         used_rounds = with_parts if column.name in _BREAKDOWN_COLUMNS else ok

@@ -312,7 +312,6 @@ def _load_script_job(given: Mapping[str, Any], overrides: Sequence[str]) -> Job:
 
 def _resume(ctx: click.Context, job: Job, plan: Plan, target: RunTarget) -> int:
     """Resume the run of `--resume`; return the exit code."""
-    from raybench.job.source import overrides_in
     from raybench.records.devices import DeviceList
     from raybench.results.writer import clear_leftovers, hold_run
     from raybench.sweep.run_state import (
@@ -327,8 +326,8 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, target: RunTarget) -> int:
 
     given = ctx.params
     output, run = run_to_resume(given["output"], given["resumed"], job)
-    code = code_of_job(job)
-    check_code(run, code)
+    source_code = code_of_job(job)
+    check_code(run, source_code)
     with hold_run(output, run.run_id):
         plan = plan_of_run(plan, output, run.run_id)
         filtered_ids = _select_ids(plan, given["expression"])
@@ -338,15 +337,12 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, target: RunTarget) -> int:
             run,
             rounds,
             output,
-            code,
+            source_code,
+            # The user gets this command if the sweep is interrupted again.
             _resume_command(ctx, run.run_id, output),
             retry_failed=given["retry_failed"],
         )
-        # Add the new `--set` values to the stored command, before the arguments of a script.
-        old_overrides = overrides_in(run.argv)
-        new_words = [f"--set={text}" for text in given["overrides"] if text not in old_overrides]
-        end = run.argv.index("--") if "--" in run.argv else len(run.argv)
-        argv = (*run.argv[:end], *new_words, *run.argv[end:])
+        argv = _with_new_overrides(run.argv, given["overrides"])
         tags = {**run_state.run.tags, **given["tags"]}
         run_state = replace(run_state, run=replace(run_state.run, argv=argv, tags=tags))
         trials_left, plan_left = run_state.rounds.todo, run_state.rounds.plan_left
@@ -366,6 +362,17 @@ def _resume(ctx: click.Context, job: Job, plan: Plan, target: RunTarget) -> int:
             only_devices = DeviceList(names=run.only_devices, source=source)
         target = replace(target, output=output, only=only_devices)
         return _run(job, run_state, target, given["as_json"])
+
+
+def _with_new_overrides(argv: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line with those values of `--set` that are not yet in it."""
+    from raybench.job.source import overrides_in
+
+    old_overrides = overrides_in(argv)
+    new_words = [f"--set={text}" for text in overrides if text not in old_overrides]
+    # The arguments of a script follow `--`.
+    end = argv.index("--") if "--" in argv else len(argv)
+    return (*argv[:end], *new_words, *argv[end:])
 
 
 def _run(job: Job, run_state: RunState, target: RunTarget, as_json: bool) -> int:

@@ -150,9 +150,12 @@ def why_no_breakdown(row: PointRow) -> Doubt | None:
 
 
 def is_slowed_by_one_rank(row: PointRow) -> bool:
-    """Return whether one rank stands out by its steps without communication."""
+    """Return whether the slowest rank is clearly slower than a typical rank by its own work."""
     step_ms = step_of_parts(row)
     if row.slowest_rank is None or row.straggler_ms is None or not step_ms:
         return False
+    # `straggler_ms` is the difference between both ranks in steps without communication. The timed
+    # steps confirm less of the difference if the parts of a step exceed them.
     excess_ms = confirmed_excess_ms(row.straggler_ms, row.unexplained_ms)
-    return stands_out(excess_ms, row.straggler_error_ms or 0.0, step_ms)
+    error_ms = row.straggler_error_ms or 0.0
+    return stands_out(excess_ms, error_ms, step_ms)

@@ -72,10 +72,10 @@ def fleet_name(fleet: UnevenFleet, ranks_noun: str, fleets: Sequence[UnevenFleet
         fleets: all fleets of the run.
     """
     settings = settings_words(fleet.first, distinguishing_settings_of(fleet, fleets), ranks_noun)
-    return ", ".join(filter(None, (_slow_devices(fleet, ranks_noun), settings)))
+    return ", ".join(filter(None, (_slow_devices_words(fleet, ranks_noun), settings)))
 
 
-def _slow_devices(fleet: UnevenFleet, ranks_noun: str) -> str:
+def _slow_devices_words(fleet: UnevenFleet, ranks_noun: str) -> str:
     """Return `1 of 2 GPUs at 48 % speed` or `2 GPUs, none slow`."""
     devices = formatting.ranks_words(fleet.first.world_size, ranks_noun)
     if not fleet.slow_count:
@@ -87,9 +87,10 @@ def _slow_devices(fleet: UnevenFleet, ranks_noun: str) -> str:
 
 def distinguishing_settings_of(fleet: UnevenFleet, fleets: Sequence[UnevenFleet]) -> list[str]:
     """Return the settings that distinguish a fleet from fleets with the same slow devices."""
-    slow_devices = _slow_devices(fleet, "")
-    alike = [other for other in fleets if _slow_devices(other, "") == slow_devices]
-    # All fleets have points with different shares.
+    # The words tell whether the slow devices are the same; the noun makes no difference.
+    words = _slow_devices_words(fleet, ranks_noun="")
+    alike = [other for other in fleets if _slow_devices_words(other, ranks_noun="") == words]
+    # Shares differ within each fleet, so they do not distinguish fleets.
     return varying([other.first for other in alike], left_out=("shares",))
 
 
