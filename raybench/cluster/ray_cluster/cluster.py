@@ -100,10 +100,10 @@ class RayCluster:
         return self._reservation.other_sweeps
 
     def start(self, count: int, strategy: Strategy) -> None:
-        """See `Cluster.start`."""
+        """Start up to `count` workers, on devices by `strategy`; see `Cluster.start`."""
         with ray_guard(self._monitor.gone, self._end):
             if count > 1:
-                self._groups.start()
+                self._groups.start()  # several ranks need a store to meet
             self._pool.start(count, strategy)
 
     def refresh(self, timeout_s: float) -> None:
