@@ -345,7 +345,11 @@ class DitShape:
         return self.heads * self.head_width
 
     def parameter_count(self, scope: str | None) -> int:
-        """Return the number of parameters of a block if `scope` is a block, else of the model."""
+        """Return the number of parameters of the part of the model that a step runs.
+
+        Args:
+            scope: double_block or single_block; any other value means the whole model.
+        """
         width = self.width
         norms = 2 * self.head_width
         # Two streams: modulation (6), query, key and value (3), output (1), the MLP (4 + 4).
@@ -358,7 +362,8 @@ class DitShape:
         # Modulation (2), then the output layer.
         output_layers = 2 * width**2 + 2 * width + self.channels * (width + 1)
         other_layers = input_layers + output_layers
-        return round(self._sum_for_scope(scope, double_block, single_block, other_layers))
+        count = self._sum_for_scope(scope, double_block, single_block, other_layers)
+        return round(count)  # a whole number, but the method also sums FLOPs, which are floats
 
     def flops(self, scope: str, *, text: int, image: int) -> float:
         """Return the FLOPs of products and attention in one forward pass for one image.

@@ -683,6 +683,7 @@ def _layers_with_marks(*layers: Spec) -> list[Spec]:
 
 def _layer(marks: Sequence[Mark], style: Spec, channels: Spec, **encoding: Spec) -> Spec:
     """Return a layer of marks of one style; the page shows tooltips if the first mark has one."""
+    # Vega writes the description as `aria-label`, which the page shows as the tooltip.
     tip = {"description": {"field": "tip", "type": "nominal"}}
     # The points on a line, and the bars under a rule, have the tooltips.
     may_have_tips = style["type"] not in ("line", "rule")
