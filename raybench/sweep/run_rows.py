@@ -42,7 +42,7 @@ class RunRows:
         # The wall clock may be set back, so keep the monotonic time too.
         self._start_times = datetime.now(UTC), time.monotonic()
         self._point_ids = {point.point_id for point in start.rounds.plan.points}
-        self._has_told_kept = False
+        self._has_told_kept_points = False
 
     def keep_devices(self, devices: Sequence[Device]) -> None:
         """Write the devices that have no row yet.
@@ -145,9 +145,9 @@ class RunRows:
         Args:
             what: how the run ended, such as "interrupted".
         """
-        if self._has_told_kept:
+        if self._has_told_kept_points:
             return
-        self._has_told_kept = True
+        self._has_told_kept_points = True
         text = f"{what} before any point finished"
         # Points that were cut short do not count as finished, as in `raybench list`.
         run = reader.count_points(self._run, status_by_point(self._ended))
@@ -174,15 +174,17 @@ def finish_without_trials(start: RunState, root: Path, measure: Measure) -> Run:
     """
     stored = reader.read_run(root, start.run.run_id)
     tagged = replace(stored, tags=start.run.tags)
-    run = _with_outcome(tagged, start.rounds.plan, start.ended)
-    store = RunStore(root=root, run_id=run.run_id, measure=measure)
+    with_outcome = _with_outcome(tagged, start.rounds.plan, start.ended)
+    store = RunStore(root=root, run_id=stored.run_id, measure=measure)
     if start.was_cut_short and _has_ended(start, stored, start.ended):
         # The last sweep was cut short after its last trial.
-        run = replace(run, finished_at=stored.finished_at or datetime.now(UTC))
-        _write_end(store, run)
-    elif tagged != stored:
+        ended_run = replace(with_outcome, finished_at=stored.finished_at or datetime.now(UTC))
+        _write_end(store, ended_run)
+        return ended_run
+    # The end is stored already, or trials outside of `--filter` remain: write only new tags.
+    if tagged != stored:
         store.write_run(tagged)
-    return run
+    return with_outcome
 
 
 def _has_ended(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:

@@ -443,7 +443,8 @@ class HeadMonitor:
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self._addresses = dict(addresses)
         self._lock = threading.Lock()
-        self._asked_s = -timeouts.ASK_HEAD_EVERY_S
+        # Time of the last look, by the monotonic clock; at first so early that a look is due.
+        self._last_look_s = -timeouts.ASK_HEAD_EVERY_S
         # Result of the last look: the program that is gone, in words, or "".
         self.last_gone = ""
 
@@ -457,13 +458,13 @@ class HeadMonitor:
                 for each program.
         """
         with self._lock:
-            is_due = time.monotonic() >= self._asked_s + timeouts.ASK_HEAD_EVERY_S
+            is_due = time.monotonic() >= self._last_look_s + timeouts.ASK_HEAD_EVERY_S
             if not self.last_gone and (afresh or is_due):
                 # Only a program that is silent twice is gone.
                 if self._find_silent_program():
                     time.sleep(timeouts.ASK_HEAD_AGAIN_S)
                     self.last_gone = self._find_silent_program()
-                self._asked_s = time.monotonic()
+                self._last_look_s = time.monotonic()
             return self.last_gone
 
     def check(self, *, afresh: bool = False) -> None:

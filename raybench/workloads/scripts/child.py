@@ -164,7 +164,7 @@ class _StepControl:
         """End an iteration if this optimizer ends iterations; after a block wait for the parent."""
         if self._marks is not None:
             self._marks.end_optimizer()
-        if not self._ends_iteration(optimizer):
+        if not self._update_ending_optimizer(optimizer):
             return
         if self._clock is None:
             self._clock = self._begin(optimizer)
@@ -183,16 +183,19 @@ class _StepControl:
             self._channel.send(samples=self.take())
         self._obey(self._clock)
 
-    def _ends_iteration(self, optimizer: Any) -> bool:
-        """Return whether this optimizer ends iterations; a new one takes over in the warm-up."""
+    def _update_ending_optimizer(self, optimizer: Any) -> bool:
+        """Return whether this optimizer ends iterations; a new optimizer may take over."""
         if optimizer is self._ending_optimizer:
             return True
         name = type(optimizer).__name__
         is_new = optimizer not in self._seen_optimizers
         self._seen_optimizers.add(optimizer)
         self.optimizer_names[name] = None
-        if not is_new or self._is_warm or (self._step_of and name != self._step_of):
+        # `step_of` is the class of optimizer that the job asks for; "" accepts all classes.
+        is_accepted = not self._step_of or name == self._step_of
+        if not is_new or self._is_warm or not is_accepted:
             return False
+        # During the warm-up, each new optimizer takes over from the optimizer before.
         self._ending_optimizer = optimizer
         return True
 
