@@ -474,10 +474,11 @@ def _fix_units(text: str) -> str:
 def _renderables(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
     """Yield what rich draws for each block, with blank lines between the blocks."""
     blocks = list(blocks)
-    # (table, titles of columns left out). Tables with a legend come before all other tables.
+    # (table, titles of columns left out) of the tables before the last `Legend` block.
     fitted_with_legend = [fit(table, width) for table in _tables_before_legend(blocks)]
-    table_legends = legends(table for table, _ in fitted_with_legend)
-    next_with_legend = iter(fitted_with_legend)
+    fitted_tables = [table for table, _ in fitted_with_legend]
+    # These tables are the first tables among the blocks; later tables have no legend.
+    tables_and_legends = zip(fitted_tables, legends(fitted_tables), strict=True)
     for index, block in enumerate(blocks):
         # Only a `Line` can follow without a blank line. A `Legend` makes its own blank line.
         is_apart = getattr(block, "is_apart", True)
@@ -490,10 +491,12 @@ def _renderables(blocks: Iterable[Block], width: int) -> Iterator[RenderableType
             case Listing():
                 yield from _listing_renderables(block, width)
             case Table():
-                fitted, _ = next(next_with_legend, None) or fit(block, width)
+                fitted, legend = next(tables_and_legends, (None, []))
+                if fitted is None:
+                    fitted, _ = fit(block, width)
                 yield from _title_lines(fitted.title)
                 yield _grid(fitted, width)
-                if legend := next(table_legends, []):
+                if legend:
                     yield from (Text(""), *_legend_renderables(legend))
             case Legend():
                 left_out: dict[str, None] = {}  # titles, each once

@@ -229,7 +229,7 @@ class RunReport(Document):
         if shown:
             title = "Failures and doubts" if failures else "Doubts"
         else:
-            title = self._title_without_caveats(left_out)
+            title = self._title_without_messages(left_out)
         return Caveats(title=title, messages=tuple(shown), left_out=left_out)
 
     def _doubts_about_answer(self, *, only_wrong: bool) -> Iterator[tuple[str, str]]:
@@ -239,12 +239,13 @@ class RunReport(Document):
             if self.answer.concerns(group.worst.kind) and (is_wrong or not only_wrong):
                 yield message.who, message.shortened(SHORT)
 
-    def _title_without_caveats(self, left_out: int) -> str:
-        """Return the sentence that replaces failures and doubts; "" if nothing was measured."""
+    def _title_without_messages(self, doubts_left_out: int) -> str:
+        """Return the title if no caveat is shown; "" if nothing was measured."""
         if self.doubts:
-            concern = "doubt concerns" if left_out == 1 else "doubts concern"
+            # Only doubts about another quantity than the answer are left out.
+            concern = "doubt concerns" if doubts_left_out == 1 else "doubts concern"
             what = "the speed" if self.answer.is_of_memory else "speed-ups"
-            return f"{left_out} {concern} {what}, not this answer: --full"
+            return f"{doubts_left_out} {concern} {what}, not this answer: --full"
         return _NO_DOUBTS if self.data.ok_rows else ""
 
     def _caveat_blocks(self) -> Iterator[Block]:
