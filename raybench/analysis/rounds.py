@@ -114,10 +114,11 @@ def _merge_rounds(rounds: Sequence[PointRow]) -> PointRow:
         # `Status` lists the worst failures first.
         worst_first = list(Status)
         return min(rounds, key=lambda row: worst_first.index(row.status))
-    # Parts of the step are comparable only between rounds with a breakdown and the same shares.
+    # Parts of the step are comparable only between rounds with a breakdown, whose ranks divide the
+    # samples of a step in the same way as in the last such round.
     with_parts = [row for row in ok if row.local_step_ms_by_rank] or ok
-    shares = with_parts[-1].share_by_rank
-    with_parts = [row for row in with_parts if row.share_by_rank == shares]
+    last_shares = with_parts[-1].share_by_rank
+    with_parts = [row for row in with_parts if row.share_by_rank == last_shares]
     # `_combine` takes the mean, or for some columns the sum, the maximum or the last round.
     values: dict[str, Any] = {}
     for column in columns_of(PointRow):

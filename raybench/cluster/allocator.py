@@ -259,10 +259,11 @@ class DeviceAllocator:
             # nodes stay idle.
             best: _RackChoice | None = None
             for rack, idle_nodes in idle_racks.items():
-                most_idle_last = sorted(idle_nodes, key=lambda node: len(idle[node]))
-                for choose_workers in self._ways_to_choose(idle_nodes):
+                least_idle_first = sorted(idle_nodes, key=lambda node: len(idle[node]))
+                # Nodes must agree on a way: with `rail`, on the indices of their devices.
+                for choose_workers in self._ways_to_choose_workers(idle_nodes):
                     # Node -> chosen workers; empty if the shape does not fit into this rack.
-                    chosen = self._fill_shape(shape, most_idle_last, choose_workers)
+                    chosen = self._fill_shape(shape, least_idle_first, choose_workers)
                     unused = sum(len(idle_nodes[node]) - len(ids) for node, ids in chosen.items())
                     if chosen and (best is None or unused < best.unused):
                         worker_ids = list(chain.from_iterable(chosen.values()))
@@ -273,7 +274,9 @@ class DeviceAllocator:
             chosen_workers += best.worker_ids
         return tuple(chosen_workers)
 
-    def _ways_to_choose(self, idle: Mapping[str, Sequence[int]]) -> Iterator[_ChooseWorkers]:
+    def _ways_to_choose_workers(
+        self, idle: Mapping[str, Sequence[int]]
+    ) -> Iterator[_ChooseWorkers]:
         """Yield the functions that may choose the workers of each node, to be tried in turn.
 
         Args:

@@ -238,7 +238,7 @@ class StepProber:
     def probe_group(self) -> GroupProbe:
         """Probe the devices and the gradient exchange. Collective.
 
-        A new process group of the fast ranks stays.
+        The process group that times the exchange of the fast ranks is not destroyed.
 
         Raises:
             torch.OutOfMemoryError: an equal share does not fit.
@@ -253,8 +253,11 @@ class StepProber:
             first_slow_rank = len(probes) - point.slow_count
             are_fast = tuple(rank < first_slow_rank for rank in range(len(probes)))
         equal_s = [probe.equal_s for probe in probes]
-        exchange_s = self._time_exchange((True,) * len(probes), equal_s)
-        fast_exchange_s = exchange_s if all(are_fast) else self._time_exchange(are_fast, equal_s)
+        all_ranks = (True,) * len(probes)
+        exchange_s = self._time_exchange(members=all_ranks, equal_s=equal_s)
+        fast_exchange_s = exchange_s
+        if not all(are_fast):
+            fast_exchange_s = self._time_exchange(members=are_fast, equal_s=equal_s)
         return GroupProbe(
             probes=tuple(probes),
             are_fast=are_fast,
