@@ -40,11 +40,15 @@ def predict(history: Sequence[CallShape]) -> NextCall | None:
     return None
 
 
-def _most_common_call(history: Sequence[CallShape], indices: Sequence[int]) -> NextCall | None:
-    """Return the most common call at the indices; None if it is not common enough."""
-    shape, count = Counter(history[index] for index in indices).most_common(1)[0]
-    if count < _MIN_AGREEMENT * len(indices):
+def _most_common_call(
+    history: Sequence[CallShape], indices_after_context: Sequence[int]
+) -> NextCall | None:
+    """Return the call that followed the context most often; None if it is not common enough."""
+    calls = [history[index] for index in indices_after_context]
+    shape, count = Counter(calls).most_common(1)[0]
+    if count < _MIN_AGREEMENT * len(calls):
         return None
-    last_index = max(index for index in indices if history[index] == shape)
+    last_index = max(index for index in indices_after_context if history[index] == shape)
+    # A rank that has skipped the predicted call may be in any of these calls.
     following = tuple(history[last_index + 1 : last_index + 1 + _MAX_SKIPPED_CALLS])
     return NextCall(shape=shape, following=following)

@@ -344,20 +344,24 @@ class StepProber:
                 peak_bytes = torch.cuda.max_memory_allocated(device)
         return TimedStep(step_s=step_ns / NS_PER_S, peak_bytes=peak_bytes)
 
-    def _time_exchange(self, members: Sequence[bool], equal_s: Sequence[float]) -> float:
+    def _time_exchange(self, members: Sequence[bool], local_steps_s: Sequence[float]) -> float:
         """Return the seconds that communication adds to a step of equal shares. Collective.
 
         Args:
             members: whether each rank has a share.
-            equal_s: each rank's seconds of the step without communication.
+            local_steps_s: each rank's seconds of the step without communication, at full speed.
         """
         if sum(members) < 2:
             return 0.0
         step = self.step
         shares = [step.equal_items if is_member else 0 for is_member in members]
+        # Switch the emulation of slow devices off: the local steps ran at full speed, too.
         context = replace(step.context_among(shares), extra_work=0.0, sms=None)
+        params = step.size(step.equal_items).params
         items = shares[step.context.rank]
-        timed = self._time_step(context, step.size(step.equal_items).params, items)
-        members_s = [s for s, is_member in zip(equal_s, members, strict=True) if is_member]
-        slowest_s = float(max(gather_objects(timed.step_s if items else 0.0)))
-        return max(0.0, slowest_s - max(members_s))
+        timed = self._time_step(context, params, items)
+        slowest_step_s = float(max(gather_objects(timed.step_s if items else 0.0)))
+        slowest_local_step_s = max(
+            step_s for step_s, is_member in zip(local_steps_s, members, strict=True) if is_member
+        )
+        return max(0.0, slowest_step_s - slowest_local_step_s)

@@ -93,11 +93,13 @@ class DividedStep:
         """The number of samples that divides every share."""
         batch_size = self.point.batch_size or 1
         if self.point.shares == BY_ACCUMULATION:
+            # Ranks run different numbers of passes, all with this batch size.
             return batch_size
-        # The batch of each forward pass is a multiple of this power of two.
+        # Batch sizes such as 1025 are slow, so each pass has a multiple of a power of two.
         limit = max(1, _LARGEST_UNIT_FRACTION * batch_size)
-        power_of_two = math.gcd(batch_size, 2 ** int(math.log2(limit)))
-        return self.point.grad_accumulation * power_of_two
+        largest_power_of_two = 2 ** int(math.log2(limit))
+        batch_unit = math.gcd(batch_size, largest_power_of_two)
+        return self.point.grad_accumulation * batch_unit
 
     def size(self, items: int) -> StepSize:
         """Return batch size and parameters of a step of `items` samples, in equal passes."""
