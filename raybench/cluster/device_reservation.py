@@ -122,7 +122,7 @@ class LockResult:
 
 
 def this_process(what: str) -> Holder:
-    """Return a new sweep whose driver is this process.
+    """Return this process as a holder of devices, with a new sweep id.
 
     Args:
         what: what the sweep measures, such as `run ID`.

@@ -14,7 +14,7 @@ from raybench.analysis.run_data import RunData
 from raybench.records.doubts import DoubtKind, Harm
 from raybench.report import formatting, messages
 from raybench.report.answer_table import AnswerTable, answer_table, half_widths_of_answer
-from raybench.report.documents import Block, Document, Legend, Line, Listing, Table, Tone
+from raybench.report.documents import Block, Document, Legend, Line, Listing, Table
 from raybench.report.formatting import command, counted
 from raybench.report.messages import LONG, SHORT, MessageGroup, list_messages
 from raybench.report.sections import SECTIONS, Section
@@ -249,14 +249,17 @@ class RunReport(Document):
         return _NO_DOUBTS if self.data.ok_rows else ""
 
     def _caveat_blocks(self) -> Iterator[Block]:
-        """Yield the failures and doubts of the first screen, or the sentence in their place."""
+        """Yield the failures and doubts of the first screen, or a sentence if there are none."""
         caveats = self.caveats
-        if caveats.messages or caveats.title:
-            tone: Tone = "strong" if caveats.messages else "plain"
-            yield Line(text=caveats.title, tone=tone, is_apart=bool(caveats.messages))
-        for who, text in caveats.messages:
-            yield Line(text=": ".join(filter(None, (who, text))))
-        if caveats.messages and caveats.left_out > 0:
+        if not caveats.messages:
+            # The title is the sentence; it is empty if nothing was measured.
+            if caveats.title:
+                yield Line(text=caveats.title)
+            return
+        yield Line(text=caveats.title, tone="strong", is_apart=True)
+        for points, text in caveats.messages:
+            yield Line(text=f"{points}: {text}" if points else text)
+        if caveats.left_out > 0:
             yield Line(text=f"and {counted(caveats.left_out, 'more doubt')}: --full", tone="aside")
 
     def _next_lines(self) -> Iterator[Block]:

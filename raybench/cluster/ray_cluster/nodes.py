@@ -502,24 +502,27 @@ class NodeAgents:
         holder = self._holder
         if holder is None:
             return OtherUsers
+
+        def send_reads(*, point_begins: bool) -> dict[Any, str]:
+            return self._send(
+                "read_use", devices, lambda node_devices: (node_devices, holder, point_begins)
+            )
+
         # The calls are collected later, so that the point does not wait for them.
-        calls_before = self._send(
-            "read_use", devices, lambda node_devices: (node_devices, holder, True)
-        )
+        calls_before = send_reads(point_begins=True)
 
         def find_others() -> OtherUsers:
-            calls_after = self._send(
-                "read_use", devices, lambda node_devices: (node_devices, holder, False)
-            )
-            before = _collect(calls_before, timeouts.AGENT_LOOK_S)
-            after = _collect(calls_after, timeouts.AGENT_LOOK_S)
+            """Return other users of the nodes, by the use of each node before and after a point."""
+            calls_after = send_reads(point_begins=False)
+            use_before = _collect(calls_before, timeouts.AGENT_LOOK_S)
+            use_after = _collect(calls_after, timeouts.AGENT_LOOK_S)
             users_of_nodes, silent_hosts = [], []
-            asked_nodes = set(calls_before.values())
+            asked_node_ids = set(calls_before.values())
             for node_id, node_devices in _group_by_node(devices).items():
-                if node_id in before and node_id in after:
-                    users = other_users(before[node_id], after[node_id], node_devices)
+                if node_id in use_before and node_id in use_after:
+                    users = other_users(use_before[node_id], use_after[node_id], node_devices)
                     users_of_nodes.append(users)
-                elif node_id in asked_nodes:
+                elif node_id in asked_node_ids:
                     silent_hosts.append(node_devices[0].host)
             return OtherUsers(
                 on_devices=tuple(chain(*(users.on_devices for users in users_of_nodes))),

@@ -229,12 +229,12 @@ def _other_clocks(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _advice_on_clocks(doubt: Doubt) -> str:
-    """Return the largest error of a speed-up between two clocks."""
-    ratio = doubt.value or 1.0
-    share = share_words(abs(ratio - 1))
-    if ratio > 1:
-        return f"The power cap slowed the baseline; the speed-up is up to {share} too high."
-    return f"The power cap lowered the clock; the speed-up is up to {share} too low."
+    """Return how wrong the speed-up may be, because point and baseline had different clocks."""
+    clock_over_baseline = doubt.value or 1.0
+    error = share_words(abs(clock_over_baseline - 1))
+    if clock_over_baseline > 1:
+        return f"The power cap slowed the baseline; the speed-up is up to {error} too high."
+    return f"The power cap lowered the clock; the speed-up is up to {error} too low."
 
 
 def _other_kernels(doubt: Doubt, _row: PointRow) -> str:
