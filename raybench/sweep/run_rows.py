@@ -75,7 +75,7 @@ class RunRows:
         """Write the records of attempts, new devices, and new telemetry of the devices.
 
         Args:
-            batch: (index of the attempt, its record).
+            batch: (index of the trial in the run, record) of each attempt.
 
         Raises:
             ClusterError, ResultsError: see `keep_devices`.
