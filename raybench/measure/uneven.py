@@ -254,10 +254,10 @@ class StepProber:
             are_fast = tuple(rank < first_slow_rank for rank in range(len(probes)))
         equal_s = [probe.equal_s for probe in probes]
         all_ranks = (True,) * len(probes)
-        exchange_s = self._time_exchange(members=all_ranks, equal_s=equal_s)
+        exchange_s = self._time_exchange(members=all_ranks, local_steps_s=equal_s)
         fast_exchange_s = exchange_s
         if not all(are_fast):
-            fast_exchange_s = self._time_exchange(members=are_fast, equal_s=equal_s)
+            fast_exchange_s = self._time_exchange(members=are_fast, local_steps_s=equal_s)
         return GroupProbe(
             probes=tuple(probes),
             are_fast=are_fast,
