@@ -113,7 +113,7 @@ class PointHangs:
 
 
 Event = PointStarted | PointHangs | PointFinished | PointRetried | PointAdded | RoundStarted
-# Receives (index of the attempt, its record) of several attempts.
+# Receives (index of the trial in the run, record) of several attempts.
 Write = Callable[[Sequence[tuple[int, Record]]], None]
 
 
