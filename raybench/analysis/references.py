@@ -292,21 +292,24 @@ def pool(files: Iterable[ReferenceFile]) -> list[ReferenceFile]:
         files_by_model.setdefault(file.model, []).append(file)
     pooled = []
     for model, files_of_model in files_by_model.items():
-        runs: dict[str, SourceRun] = {}
-        devices: dict[str, str] = {}
-        # For each quantity: the last entry, and the values of all entries.
-        quantities: dict[object, tuple[Entry, Measured]] = {}
+        runs: dict[str, SourceRun] = {}  # run_id -> run
+        devices: dict[str, str] = {}  # UUID -> host and index
+        # Quantity -> its last entry, and quantity -> run_id -> devices -> values of all entries.
+        last_entries: dict[object, Entry] = {}
+        measured_values: dict[object, Measured] = {}
         for file in files_of_model:
             runs |= dict(sorted(file.runs.items()))
             devices |= file.devices
             for entry in file.quantities:
-                _, measured = quantities.get((entry.key, entry.fabric), (entry, {}))
+                quantity: object = (entry.key, entry.fabric)
+                last_entries[quantity] = entry
+                measured = measured_values.setdefault(quantity, {})
                 for run_id, starts_by_devices in entry.measured.items():
                     measured[run_id] = measured.get(run_id, {}) | starts_by_devices
-                quantities[entry.key, entry.fabric] = entry, measured
         # `_make_entry` needs the runs and devices of all entries.
         pooled_file = ReferenceFile(model=model, runs=runs, devices=devices, quantities=[])
-        for last_entry, measured in quantities.values():
+        for quantity, last_entry in last_entries.items():
+            measured = measured_values[quantity]
             entry = _make_entry(last_entry, measured, pooled_file) if measured else last_entry
             pooled_file.quantities.append(entry)
         pooled.append(pooled_file)

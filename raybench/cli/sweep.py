@@ -641,7 +641,9 @@ def _time_of_iterations(job: Job, plan: Plan, points_text: str) -> str:
     measure = job.measure
     least_s, most_s = _iterations_s(job, plan)
     if plan.batch_search:
-        most = f"at most {_duration(most_s / measure.rounds / len(plan.points))} a point"
+        # The sweep adds points, so return the time of one trial: a point in one round.
+        trials = measure.rounds * len(plan.points)
+        most = f"at most {_duration(most_s / trials)} a point"
         return f"{most}; the number of points is known when the sweep has ended"
     rounds = f"{measure.rounds} rounds x " if measure.rounds > 1 else ""
     seconds = _range_text(f"{measure.least_s:.3g}", f"{measure.max_seconds:g}")

@@ -206,7 +206,8 @@ class DeviceAllocator:
             return None
         # Workers that were lost while their point ran keep no other point from a node.
         busy = self._alive.intersection(taken)
-        # On an idle cluster rails need no search.
+        # The search keeps idle nodes for more points. It is needless for a point that runs alone,
+        # and for rails on an idle cluster: the order of choice follows the rails.
         if not busy and (has_to_run_alone or self._strategy == "rail"):
             return self._on_idle_cluster(world_size)
         busy_nodes = {self._devices[worker_id].node_id for worker_id in busy}

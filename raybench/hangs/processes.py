@@ -284,13 +284,13 @@ class _ResponderFiles:
         return Dumps(now_ns=header["now_ns"], data=data, stack=stack, error=header["error"])
 
     def read_progress(self) -> BlockProgress | None:
-        """Return the record of `responder.Blocks`; None before its first write."""
+        """Return how many blocks of steps the process has finished; None before its first write."""
         data = os.pread(self._answers_file, responder.BLOCKS.size, responder.BLOCKS_AT)
         if len(data) < responder.BLOCKS.size:
             return None
-        blocks, began_ns, changed_ns, longest_ns = responder.BLOCKS.unpack(data)
+        finished_blocks, began_ns, changed_ns, longest_ns = responder.BLOCKS.unpack(data)
         return BlockProgress(
-            blocks=blocks,
+            blocks=finished_blocks,
             is_in_block=began_ns > 0,  # 0 between blocks
             age_s=(time.monotonic_ns() - changed_ns) / _NS_PER_S,
             longest_block_s=longest_ns / _NS_PER_S,

@@ -627,8 +627,10 @@ def _problem(error: ErrorDetails) -> JobProblem:
     """Return an error of pydantic as a problem; for an unknown key, propose similar keys."""
     path: KeyPath = error["loc"]
     if error["type"] != "extra_forbidden":
-        return JobProblem(path=path, at_key=error["type"] == "missing", message=rule_of(error))
+        is_key_missing = error["type"] == "missing"
+        return JobProblem(path=path, at_key=is_key_missing, message=rule_of(error))
     key = path[-1]
+    # The section `cpu` contains other sections, whose keys it replaces on CPU workers.
     is_in_cpu = path[0] == CPU and len(path) > 1
     models, prefix = (_MODELS_OF_CPU, f"{CPU}.") if is_in_cpu else (_MODELS, "")
     model = models[key_text(path[:-1])]

@@ -301,10 +301,13 @@ def _equal_parts(whole: Tensor, ranks: int) -> Sequence[Tensor]:
 
 
 def _gather(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
+    """Return the effect of a gather; the local copy repeats this rank's input."""
     inputs = arguments["input_tensors"]
     # Only the collecting rank has outputs.
     copies = [(output, inputs[0]) for output in chain(*arguments["output_tensors"])]
-    return _Effect("gather", ranks * _total_bytes(inputs), copies)
+    # The message consists of the inputs of all ranks.
+    message_bytes = ranks * _total_bytes(inputs)
+    return _Effect("gather", message_bytes, copies)
 
 
 def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:

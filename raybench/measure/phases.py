@@ -216,7 +216,7 @@ def _largest_known(values: Sequence[int | None]) -> int | None:
 
 
 def _time_repeat(workload: Workload, run: _PointRun) -> None:
-    """Time one repeat; add its samples, memory, doubts and metrics to the run. Collective."""
+    """Time one repeat; add its results and fields of the Measurement to the run. Collective."""
     context = run.context
     run.fields |= declared_of_step(workload)
     if shares_work(type(workload)) and run.fields["items_per_step"] is not None:
@@ -225,8 +225,10 @@ def _time_repeat(workload: Workload, run: _PointRun) -> None:
     if isinstance(workload, RunningScript):
         # The script's own process runs and times the steps, and reads its memory.
         run.doubts.extend(workload.doubts(context))
-        run.timer = run.memory = ScriptTimer(workload, context.device, run.timer.in_block)
+        block_context = run.timer.in_block
+        run.timer = run.memory = ScriptTimer(workload, context.device, block_context)
     try:
+        # This also adds the energy of the repeat to the run.
         run.repetitions.append(_warm_up_and_time(workload, run))
     except StepsEndedError as error:
         repetition = _repetition_of_ended_script(error, run.policy)

@@ -172,14 +172,14 @@ class _ModuleHooks:
         self._calls: list[_Call] = []
         self._latest: dict[nn.Module, _Call] = {}
         # The modules that contain a parameter, also in their children.
-        self._owners: dict[Tensor, list[nn.Module]] = defaultdict(list)
+        self._modules_of_parameter: dict[Tensor, list[nn.Module]] = defaultdict(list)
         for module in model.modules():
             for parameter in module.parameters():
-                self._owners[parameter].append(module)
+                self._modules_of_parameter[parameter].append(module)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Mark all calls of modules inside the `with` block."""
+        """Mark forward and backward of all calls of modules inside the `with` block."""
         with ExitStack() as stack:
             modules = list(self._model.modules())
             # Compiled code contains the calls of its children, so hooks cannot time the children.
@@ -200,9 +200,10 @@ class _ModuleHooks:
                 pre_hook = module.register_forward_pre_hook(self._begin_forward, with_kwargs=True)
                 stack.callback(pre_hook.remove)
                 stack.callback(module.register_forward_hook(self._end_forward).remove)
-            for parameter in self._owners:
+            # Backward ends at the parameters of modules whose inputs need no gradient.
+            for parameter in self._modules_of_parameter:
                 if parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(self._mark_parameter)  # type: ignore[no-untyped-call]
+                    hook = parameter.register_post_accumulate_grad_hook(self._end_backward)  # type: ignore[no-untyped-call]
                     stack.callback(hook.remove)
             yield
 
@@ -259,10 +260,10 @@ class _ModuleHooks:
 
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
-    def _mark_parameter(self, parameter: Tensor) -> None:
+    def _end_backward(self, parameter: Tensor) -> None:
         """Mark the end of backward in the modules of a parameter; the last mark of a call stays."""
         mark = self._mark()
-        for module in self._owners[parameter]:
+        for module in self._modules_of_parameter[parameter]:
             call = self._latest.get(module)
             if call is not None and not call.ends_at_input:
                 call.backward_end = mark

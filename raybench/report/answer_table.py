@@ -244,13 +244,13 @@ def _cross_table(
     if len(names) < 2:
         return None
     rows = [value.row for value in values]
-    has_wide = any(value.is_wide for value in values)
+    has_wide_marks = any(value.is_wide for value in values)
     candidates = []
     for name in names:
         layout = _cross_layout(values, name, [other for other in names if other != name])
         table = _table_of_layout(answer, layout, heading)
-        # Columns may stand closer together if marks need the room.
-        min_chars = _table_chars(table) - (len(layout.column_values) if has_wide else 0)
+        # Marks before values may fill one of the two blanks between columns.
+        min_chars = _table_chars(table) - (len(layout.column_values) if has_wide_marks else 0)
         if (
             2 <= len(layout.column_values) <= _MOST_COLUMNS
             and len(layout.cells) <= MOST_ROWS
@@ -263,8 +263,9 @@ def _cross_table(
         return None
     # The table with the fewest rows.
     _, table, row_settings = min(candidates, key=lambda candidate: candidate[0])
-    plain = _plain_switches(rows, row_settings, answer.data.ranks)
-    return AnswerTable(table=table, left_out=0, has_wide=has_wide, plain=plain)
+    # The report says that these switches are off in rows labelled `plain`.
+    switches_off = _plain_switches(rows, row_settings, answer.data.ranks)
+    return AnswerTable(table=table, left_out=0, has_wide=has_wide_marks, plain=switches_off)
 
 
 def _plain_switches(

@@ -135,9 +135,9 @@ class Comparison(Document):
 
     def is_blind(self, change: float) -> bool:
         """Return whether a point may be slower by more than a share `change` without a verdict."""
-        return any(slowdown > change for slowdown in self._unnoticed_slowdowns())
+        return any(slowdown > change for slowdown in self._slowdowns_not_excluded())
 
-    def _unnoticed_slowdowns(self) -> list[float]:
+    def _slowdowns_not_excluded(self) -> list[float]:
         """Return the largest slowdown, as a share, that each unnoticed point may have, or inf."""
         slowdowns = []
         for row in self.rows:
@@ -192,7 +192,8 @@ class Comparison(Document):
             yield first
             others = words.other_verdicts(verdicts, len(rows))
             yield f"{others} {words.median_change(self._median_change)}".strip()
-        slowdowns = self._unnoticed_slowdowns()
+        # One for each point that is neither slower nor fails more often; inf: too few runs.
+        slowdowns = self._slowdowns_not_excluded()
         known = [slowdown for slowdown in slowdowns if slowdown != math.inf]
         largest = max(known, default=0.0)
         if largest > _LARGE_SLOWDOWN:

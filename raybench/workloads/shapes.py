@@ -382,8 +382,12 @@ class DitShape:
         # Modulation is computed once for all tokens: 2 x 6 width**2 weights, or 3 width**2.
         double_block = products + attention + 24 * width**2
         single_block = products + attention + 6 * width**2
+        # First layers of image, text, time, guidance and pooled text.
         input_width = image * self.channels + text * self.text_width
-        input_width += 2 * self.frequencies + self.pooled_width + 3 * width
+        input_width += 2 * self.frequencies + self.pooled_width
+        # Second layers of time, guidance and pooled text.
+        input_width += 3 * width
+        # Modulation (2), then the output layer.
         output_width = 2 * width + image * self.channels
         other_layers = 2 * width * (input_width + output_width)
         return self._sum_for_scope(scope, double_block, single_block, other_layers)

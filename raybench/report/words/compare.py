@@ -203,8 +203,8 @@ def more_runs(runs: int, tags: tuple[str, str] | None) -> list[str]:
     if tags is not None:
         base, new = tags
         return [first, f"Use --tag {base} and --tag {new}, then repeat this command."]
-    runs_of_side = ",".join(["RUN"] * _MOST_NAMED)
-    example = formatting.command("compare", runs_of_side, runs_of_side)
+    placeholder = "RUN,RUN,RUN"
+    example = formatting.command("compare", placeholder, placeholder)
     return [first, f"Then name all runs: {example}"]
 
 
