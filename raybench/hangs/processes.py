@@ -153,17 +153,18 @@ class _PendingRequest:
 
     def __init__(self, pid: int) -> None:
         """Send the request, unless the process has no responder or does not run."""
-        self._files = _ResponderFiles.find(pid)
-        self._facts = read_facts(pid, self._files.thread if self._files else None)
+        self._responder_files = _ResponderFiles.find(pid)
+        thread = self._responder_files.thread if self._responder_files else None
+        self._facts = read_facts(pid, thread)
         self._stack = ""
         self._dumps: Dumps | None = None
         self._request_id = time.time_ns()
         self._is_sent = self._awaits_stack = self._awaits_dumps = False
         # A stopped process would answer only after it is continued.
-        if self._files and not self._facts.has_ended and not self._facts.is_stopped:
+        if self._responder_files and not self._facts.has_ended and not self._facts.is_stopped:
             self._is_sent = True
-            self._awaits_stack = self._files.request_stack()
-            self._awaits_dumps = self._files.request_dumps(self._request_id)
+            self._awaits_stack = self._responder_files.request_stack()
+            self._awaits_dumps = self._responder_files.request_dumps(self._request_id)
 
     @property
     def is_complete(self) -> bool:
@@ -171,13 +172,13 @@ class _PendingRequest:
 
     def poll(self) -> None:
         """Read the parts of the answer that have arrived."""
-        if self._files is None:
+        if self._responder_files is None:
             return
         if self._awaits_stack:
-            self._stack = self._files.read_stack()
+            self._stack = self._responder_files.read_stack()
             self._awaits_stack = not self._stack
         if self._awaits_dumps:
-            self._dumps = self._files.read_dumps(self._request_id)
+            self._dumps = self._responder_files.read_dumps(self._request_id)
             self._awaits_dumps = self._dumps is None
 
     def answer(self) -> ProcessAnswer:
@@ -185,15 +186,16 @@ class _PendingRequest:
         if self._dumps is not None:
             stack = self._stack or self._dumps.stack
             return ProcessAnswer(facts=self._facts, stack=stack, dumps=self._dumps)
-        if self._files is None:
+        if self._responder_files is None:
             reason = NoAnswer.NO_RESPONDER
         else:
+            # Processes that have ended or are stopped get no request.
             reason = NoAnswer.LATE if self._is_sent else NoAnswer.NOT_RUNNING
         return ProcessAnswer(facts=self._facts, stack=self._stack, dumps=reason)
 
     def close(self) -> None:
-        if self._files is not None:
-            self._files.close()
+        if self._responder_files is not None:
+            self._responder_files.close()
 
 
 class _ResponderFiles:

@@ -110,7 +110,7 @@ def plan_and_problems(job: Job) -> tuple[Plan, list[JobProblem]]:
         plural = "s" if count > 1 else ""
         message = f"{count} duplicate point{plural} dropped"
         warnings_of_job.append(JobProblem(path=path, message=message))
-    baseline = _accept(job, job.baseline)
+    baseline = _convert(job, job.baseline)
     if points and (no_baseline := _check_baseline(baseline, points.values())):
         if "baseline" in job.model_fields_set:
             problems[no_baseline.path] = no_baseline
@@ -149,9 +149,9 @@ def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
         "devices": job.placement.devices,
         "strategy": job.placement.strategy,
         **{name: values[0] for name, values in job.env.items() if len(values) == 1},
-        **_accept(job, job.workload.parameters),
+        **_convert(job, job.workload.parameters),
     }
-    excluded = [_accept_all(job, entry) for entry in job.exclude]
+    excluded = [_convert_all(job, entry) for entry in job.exclude]
     matching_entries: set[int] = set()
     all_settings = []
     for path, combination in _combinations(job):
@@ -176,17 +176,17 @@ def _matches(values: Mapping[str, Scalar], entry: Mapping[str, Sequence[Scalar]]
     return all(values.get(name) in allowed for name, allowed in entry.items())
 
 
-def _accept(job: Job, entry: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _convert(job: Job, entry: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Convert each value to the declared type of its setting, such as 1 to 1.0."""
     return {name: job.settings[name].accept(value) for name, value in entry.items()}
 
 
-def _accept_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
+def _convert_all(job: Job, entry: Mapping[str, Sequence[Scalar]]) -> dict[str, list[Scalar]]:
     """Convert each list of values to the declared type of its setting."""
-    accepted = {}
+    converted = {}
     for name, values in entry.items():
-        accepted[name] = list(map(job.settings[name].accept, values))
-    return accepted
+        converted[name] = list(map(job.settings[name].accept, values))
+    return converted
 
 
 # Setting -> (value, path of the value in the job file).
@@ -194,16 +194,16 @@ _ValuesWithPaths = dict[str, tuple[Scalar, KeyPath]]
 
 
 def _combinations(job: Job) -> Iterator[tuple[KeyPath, _ValuesWithPaths]]:
-    """Yield (path, settings) of the product of all axes, then of the points of `include`."""
+    """Yield (path in the job, settings) of the product of all axes, then of `include`."""
     # Each axis is a list of its positions; a position gives one setting, or several of `zip`.
     axes: list[list[_ValuesWithPaths]] = []
     # Variables vary slowest, because each change needs new processes.
     variables = {name: values for name, values in job.env.items() if len(values) > 1}
-    for section, settings in (("env", variables), ("matrix", _accept_all(job, job.axes))):
+    for section, settings in (("env", variables), ("matrix", _convert_all(job, job.axes))):
         for name, values in settings.items():
             axes.append([{name: (value, (section, name, i))} for i, value in enumerate(values)])
     for number, entry in enumerate(job.zip):
-        lists = _accept_all(job, entry)
+        lists = _convert_all(job, entry)  # the lists of an entry vary together
         count = min(map(len, lists.values()), default=0)
         axes.append(
             [
@@ -219,7 +219,8 @@ def _combinations(job: Job) -> Iterator[tuple[KeyPath, _ValuesWithPaths]]:
             yield ("matrix",), combination
     for number, point in enumerate(job.include):
         path = ("include", number)
-        yield path, {n: (value, (*path, n)) for n, value in _accept(job, point).items()}
+        settings_of_point = _convert(job, point).items()
+        yield path, {name: (value, (*path, name)) for name, value in settings_of_point}
 
 
 def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:

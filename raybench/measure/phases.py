@@ -366,11 +366,10 @@ def _time_samples(
     timed: list[_Block] = []
     # Counts before timing; drifted blocks do not count.
     retries, device_allocs = run.memory.retries, run.memory.device_allocs
-    # For each timed block: the device's counters before and after, the number of untimed samples,
-    # and begin and end by `time.monotonic_ns`.
-    readings: list[ReadingSpan] = []
-    lead_ins: list[int] = []
-    spans_ns: list[SpanNs] = []
+    # One entry for each timed block.
+    readings: list[ReadingSpan] = []  # the device's counters before and after
+    lead_ins: list[int] = []  # number of untimed samples before the timed samples
+    spans_ns: list[SpanNs] = []  # begin and end by `time.monotonic_ns`
 
     def progress() -> TimingProgress:
         return TimingProgress(
@@ -398,10 +397,12 @@ def _time_samples(
         with run.memory.counting():
             block = run.time_block(step, count, lead_in=lead_in)
         spans_ns.append((begin_ns, time.monotonic_ns()))
-        # Waiting in NCCL would use energy; without counters no energy is measured.
+        # A rank without work sleeps, because waiting in NCCL would use energy. Without counters no
+        # energy is measured.
         if run.is_idle and before is not None:
             _sleep_while_others_run(lead_in + count, progress().expected_ns, policy.max_block_s)
-        samples, after = per_step(block, inner), run.counters.read()
+        samples = per_step(block, inner)
+        after = run.counters.read()
         readings.append((before, after))
         lead_ins.append(lead_in)
         # Mark the samples if the device can tell whether its clocks were limited.

@@ -166,7 +166,7 @@ def doubts(
     names = distinguishing_settings(rows)
     messages = []
     for group in groups:
-        if group.row is None:
+        if group.row is None:  # only the doubt about drift belongs to no point
             messages.append(_drift_message(group, rows, ranks_noun))
         else:
             messages.append(_doubt_message(group, group.row, rows, names, ranks_noun))

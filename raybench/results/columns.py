@@ -243,7 +243,7 @@ def from_row(row_class: type[_Row], row: Mapping[str, Any]) -> _Row:
     """
     values: dict[str, Any] = {}
     for field_name, column in _columns_by_field(cast("Hashable", row_class)):
-        if column is None:
+        if column is None:  # a nested dataclass, whose columns are in the same row
             values[field_name] = from_row(type_hints(row_class)[field_name], row)
         else:
             values[field_name] = column.value_of(row.get(column.name))

@@ -440,9 +440,9 @@ def parallelize(
 ) -> nn.Module:
     """Shard the model in place or wrap it in DDP; return the module for training. Collective.
 
-    The module takes whole sequences, with cp of exactly seq_len tokens, and returns the logits of
-    `sequence_part`. The caller must divide the mean loss by tp, use no autocast for a divided
-    model, and make the optimizer after this call.
+    The module takes whole sequences and returns the logits of `sequence_part`. With cp > 1 each
+    sequence must have exactly seq_len tokens. The caller must divide the mean loss by tp, use no
+    autocast for a divided model, and make the optimizer after this call.
 
     Args:
         model: on the device, of type optimizer_dtype.
@@ -460,7 +460,7 @@ def parallelize(
     if context.precision.dtype != "float32" and options["optimizer_dtype"] != "bf16":
         gathered_dtype = compute_dtype(context)
     mesh, (replicate_dim, shard_dim, tensor_dim) = _make_mesh(
-        device, replicate=layout.dp_replicate, shard=layout.ranks_per_copy, tensor=layout.tp
+        device, replicate=layout.dp_replicate, shard=layout.fsdp_ranks, tensor=layout.tp
     )
     if layout.tp > 1:
         _apply_tensor_parallelism(model, mesh[tensor_dim])
@@ -473,7 +473,7 @@ def parallelize(
     # Compile before sharding, so that compiled code does not contain the gathering.
     if compiles:
         compile_blocks(model, Block)
-    is_tensor_parallel_only = layout.dp_replicate * layout.ranks_per_copy == 1
+    is_tensor_parallel_only = layout.dp_replicate * layout.fsdp_ranks == 1
     if is_tensor_parallel_only and gathered_dtype is None:
         return model  # FSDP has nothing to shard, reduce or cast
     # With two dimensions FSDP replicates over the first and shards over the second.

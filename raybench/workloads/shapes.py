@@ -236,7 +236,7 @@ class Layout:
         return self.cp * self.tp
 
     @property
-    def ranks_per_copy(self) -> int:
+    def fsdp_ranks(self) -> int:
         """The number of ranks over which FSDP shards a copy of the model."""
         return self.dp_shard * self.cp
 

@@ -313,7 +313,7 @@ class Transformer(Model):
             # Inputs and targets are int64.
             data=16.0 * tokens * settings["grad_accumulation"],
         )
-        ranks = layout.ranks_per_copy * layout.tp
+        ranks = layout.fsdp_ranks * layout.tp
         return estimate_step(settings, step, parameters=parameters, ranks=ranks)
 
     @classmethod

@@ -456,6 +456,7 @@ def _bar_panel(title: str, bars: Sequence[Bar], layout: BarLayout, has_intervals
         legend = LegendLayout(
             symbol="square",
             width_px=_bar_room_px([bar.name for bar in bars]),
+            # The label of the level line stands between legend and plot.
             offset_px=_LEGEND_ABOVE_TITLE_PX if level else _LEGEND_PX,
         )
         color = by_series(series, "color", layout.colors, legend)
