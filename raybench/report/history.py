@@ -75,7 +75,7 @@ class History(Document):
         return history_answer(points, runs, changes)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield tables of points and their lasting changes; for a single point, its runs."""
+        """Yield tables of points and their lasting changes; for one point of one machine, runs."""
         series = _series_of_points(self.rows)
         if len(series) == 1:
             yield Line(text=_sparkline_of_steps(series[0]), is_apart=True)
