@@ -208,8 +208,9 @@ def find_kind(address: str, device: Literal["auto", "cuda", "cpu"]) -> DeviceKin
             return "cuda"
         from raybench.cluster.ray_cluster import start
 
-        gpus = start.count_gpus(address)
+        gpus = start.count_gpus(address)  # None if no cluster answers
     if gpus is None:
+        # `connect` would start a private Ray, on this machine.
         from raybench.hardware.gpu_presence import count_gpus
 
         gpus = count_gpus()

@@ -297,14 +297,17 @@ class DeviceAllocator:
             yield partial(_choose_on_rails, by_index, rotated_rails)
 
     def _fill_shape(
-        self, shape: _Shape, nodes: Iterable[str], choose_workers: _ChooseWorkers
+        self,
+        shape: _Shape,  # (devices of a node, model) -> number of nodes
+        nodes_of_rack: Iterable[str],
+        choose_workers: _ChooseWorkers,
     ) -> dict[str, Sequence[int]]:
         """Return node -> workers in this shape, on the first suitable nodes; {} without a fit."""
         chosen: dict[str, Sequence[int]] = {}
         # Find the nodes that give the most devices first, because few nodes suit.
         for (count, model), wanted_nodes in sorted(shape.items(), reverse=True):
             missing_nodes = wanted_nodes
-            for node in nodes:
+            for node in nodes_of_rack:
                 if missing_nodes == 0:
                     break
                 _, model_of_node = self._rack_and_model[node]

@@ -396,8 +396,10 @@ class NodeAgents:
             look_every_s = max(
                 timeouts.LOOK_AT_NODES_EVERY_S, timeouts.LOOK_AT_EACH_NODE_S * len(self._nodes)
             )
-            if now_s > self._looked_s + min(timeouts.LONGEST_LOOK_S, look_every_s):
+            look_every_s = min(look_every_s, timeouts.LONGEST_LOOK_S)
+            if now_s > self._looked_s + look_every_s:
                 self._looked_s = now_s
+                # `_is_silent` also pings an agent, and restarts a dead agent.
                 self._silent = frozenset(
                     node_id for node_id, node in self._nodes.items() if self._is_silent(node, now_s)
                 )

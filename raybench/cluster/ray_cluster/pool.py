@@ -126,7 +126,7 @@ class WorkerPool:
         self._refused_nodes: set[str] = set()
         # Starts that got a device which is not in the device list. Ray cannot give a device by
         # name, so the pool keeps these devices, in order to get others.
-        self._unlisted: list[_Start] = []
+        self._on_unlisted_devices: list[_Start] = []
         # Number of workers started so far, by node id.
         self._started_counts: Counter[str] = Counter()
         self._requests = DeviceRequests(self.kind)
@@ -170,7 +170,7 @@ class WorkerPool:
             return 0
         # `_workers` includes lost workers.
         usable_count = len(self._workers) - len(self.lost)
-        held_count = usable_count + len(self._starting) + len(self._unlisted)
+        held_count = usable_count + len(self._starting) + len(self._on_unlisted_devices)
         return max(0, self._target_count - held_count)
 
     @property
@@ -360,8 +360,8 @@ class WorkerPool:
         Call this only while the head of Ray lives, because Ray would hang.
         """
         with self._lock:
-            _kill_and_release([*self._workers, *self._starting, *self._unlisted])
-            self._workers, self._unlisted = [], []
+            _kill_and_release([*self._workers, *self._starting, *self._on_unlisted_devices])
+            self._workers, self._on_unlisted_devices = [], []
             self._starting.clear()
             self._requests.ask_for(0)
 
@@ -369,7 +369,7 @@ class WorkerPool:
         """Start workers on free devices; return the workers that came first."""
         self._wait_for_free_devices()
         workers = self._wait_for_workers()
-        if self._device_list and self._unlisted and not workers:
+        if self._device_list and self._on_unlisted_devices and not workers:
             raise _missing_devices_error(self._device_list, self._unclaimed_names)
         if not workers:
             in_time = f"within {self._start_limit_s:.0f} s"
@@ -610,7 +610,7 @@ class WorkerPool:
         start, device = result.start, result.device
         if device is None:
             # Keep the device, so that Ray gives other devices to the next workers.
-            self._unlisted.append(start)
+            self._on_unlisted_devices.append(start)
             return None
         device = replace(device, rack=_racks().get(device.node_id, ""))
         return WorkerHandle(slot=start.slot, device=device, process=start.process)
@@ -667,7 +667,11 @@ class WorkerPool:
         self._refused_nodes.add(refused.slot.node_id)
         ray.kill(refused.process.actor, no_restart=True)
         # Release the placement group unless it also holds devices of other workers.
-        others: list[WorkerHandle | _Start] = [*self._workers, *self._starting, *self._unlisted]
+        others: list[WorkerHandle | _Start] = [
+            *self._workers,
+            *self._starting,
+            *self._on_unlisted_devices,
+        ]
         if refused.slot.placement not in {other.slot.placement for other in others}:
             remove_placement_group(refused.slot.placement)
         self._log(f"a worker is left out: {reason}")
