@@ -267,8 +267,9 @@ class ScriptMarks:
     def __init__(self, device: torch.device) -> None:
         """Mark the begin of optimizer steps from now on; the caller must mark their end."""
         self._buckets, self._optimizers = BucketMarks(device), OptimizerMarks(device)
-        self._models: list[DistributedDataParallel] = []
-        # Whether `_hook` averages gradients.
+        # Filled by `find_ddp_models`.
+        self._ddp_models: list[DistributedDataParallel] = []
+        # Whether the ranks average gradients; `keep_gradients` ends this.
         self._reduces_gradients = True
         register_optimizer_step_pre_hook(self._optimizers.begin)
         # The caller must call this when an optimizer step ends. A hook would run too late, because
@@ -281,18 +282,20 @@ class ScriptMarks:
         DDP accepts only one hook in its life, so call `time_gradients` only if all ranks can. This
         does not find models that were made before a `gc.freeze`.
         """
-        self._models = [m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)]
-        if not self._models:
+        self._ddp_models = [
+            m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)
+        ]
+        if not self._ddp_models:
             return NotMeasured.SCRIPT_WITHOUT_DDP
-        if any(model._comm_hooks for model in self._models):
+        if any(model._comm_hooks for model in self._ddp_models):
             return NotMeasured.SCRIPT_OWN_HOOK
-        if any(model.process_group is not dist.group.WORLD for model in self._models):
+        if any(model.process_group is not dist.group.WORLD for model in self._ddp_models):
             return NotMeasured.SCRIPT_OWN_GROUP
         return NotMeasured.COMPILED if count_compiled_frames() else None
 
     def time_gradients(self) -> None:
         """Register a hook that averages gradients as DDP does and marks the times; call it once."""
-        for model in self._models:
+        for model in self._ddp_models:
             model.register_comm_hook(None, self._hook)
 
     def keep_gradients(self) -> None:

@@ -229,7 +229,7 @@ class RunReport(Document):
         if shown:
             title = "Failures and doubts" if failures else "Doubts"
         else:
-            title = self._title_without_messages(left_out)
+            title = self._title_without_messages()
         return Caveats(title=title, messages=tuple(shown), left_out=left_out)
 
     def _doubts_about_answer(self, *, only_wrong: bool) -> Iterator[tuple[str, str]]:
@@ -239,13 +239,13 @@ class RunReport(Document):
             if self.answer.concerns(group.worst.kind) and (is_wrong or not only_wrong):
                 yield message.who, message.shortened(SHORT)
 
-    def _title_without_messages(self, doubts_left_out: int) -> str:
-        """Return the title if no caveat is shown; "" if nothing was measured."""
-        if self.doubts:
-            # Only doubts about another quantity than the answer are left out.
-            concern = "doubt concerns" if doubts_left_out == 1 else "doubts concern"
+    def _title_without_messages(self) -> str:
+        """Return the title of `caveats` without messages; "" if nothing was measured."""
+        # Doubts without a message concern another quantity than the answer.
+        if count := len(self.doubts):
+            concern = "doubt concerns" if count == 1 else "doubts concern"
             what = "the speed" if self.answer.is_of_memory else "speed-ups"
-            return f"{doubts_left_out} {concern} {what}, not this answer: --full"
+            return f"{count} {concern} {what}, not this answer: --full"
         return _NO_DOUBTS if self.data.ok_rows else ""
 
     def _caveat_blocks(self) -> Iterator[Block]:

@@ -74,7 +74,9 @@ def _record_doubts(row: PointRow, record: Record, measure: Measure) -> Iterator[
         yield Doubt(kind=DoubtKind.TOO_FEW_STEPS, value=samples)
     # What the clocks and the datasheet say.
     reasons = row.throttle_reasons or ()
-    if row.throttled and not NORMAL_LIMITS.issuperset(reasons or ("unknown",)):
+    # Without reasons the throttling is not known to be normal.
+    is_normal = bool(reasons) and NORMAL_LIMITS.issuperset(reasons)
+    if row.throttled and not is_normal:
         throttled: list[bool] = []
         for measurement in measurements:
             for repetition in measurement.repetitions:

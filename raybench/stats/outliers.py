@@ -95,8 +95,10 @@ def find_straggler(ranks: Sequence[Blocks]) -> Straggler | None:
         # Use numpy, because statistics.variance takes 0.1 ms a rank. Use the median over ranks,
         # because one stall must not hide a slow rank.
         typical_variance = float(np.median(np.var(medians_of_parts, axis=1, ddof=1)))
+        error_of_difference_ms = math.sqrt(2 * typical_variance / parts)
+        # `stands_out` multiplies the result by MARK_ERRORS, which is three.
         critical_t = student_t(len(series) * (parts - 1), 1 - _FALSE_ALARMS_OF_RANKS)
-        correlated_ms = critical_t / MARK_ERRORS * math.sqrt(2 * typical_variance / parts)
+        correlated_ms = critical_t / MARK_ERRORS * error_of_difference_ms
     pairs = zip(medians_of_parts[rank], medians_of_parts[other], strict=True)
     smallest_excess_ms = min(slow_ms - other_ms for slow_ms, other_ms in pairs)
     # The factor makes the excess exceed three errors only if each part shows half of the excess.
