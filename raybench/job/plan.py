@@ -247,10 +247,11 @@ def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
     texts = {name: str(values[name]) for name in text_names if name in values}
     settings = {**point.settings, **texts}
     try:
-        texts = {name: fill_in(text, settings) for name, text in texts.items()}
+        # Fill in parameters only to find missing settings; the workload fills them in again.
+        filled_texts = {name: fill_in(text, settings) for name, text in texts.items()}
     except KeyError as error:
         return JobProblem(path=path, message=f"lacks {error.args[0]}, which a text has in braces")
-    env = {name: text for name, text in texts.items() if name in job.env}
+    env = {name: text for name, text in filled_texts.items() if name in job.env}
     if reason := _why_impossible(point) or why_not(job.workload_class, point.settings):
         return JobProblem(path=path, message=reason)
     point = replace(point, env=env)

@@ -137,7 +137,7 @@ class Interrupts:
             self._raise_if_due()
 
     def say_farewell(self) -> None:
-        """Call `farewell`, or tell the user "interrupted" if it is None."""
+        """Tell the user how to resume the run, by `farewell`; without a run say "interrupted"."""
         if self.farewell:
             self.farewell("ended at once")
         else:
