@@ -133,11 +133,11 @@ class _PointSettings(NamedTuple):
     # ("matrix",), or the entry of `include`.
     path: KeyPath
     # Path of the batch size; `path` if the job gives none.
-    size_path: KeyPath
+    batch_size_path: KeyPath
 
 
 def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
-    """Return the settings of each point, and the numbers of `exclude` entries without a point."""
+    """Return the settings of each point, and the indexes of `exclude` entries that match no point."""
     defaults = {
         name: setting.accept(setting.default)
         for name, setting in job.settings.items()
@@ -154,19 +154,20 @@ def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
     excluded = [_convert_all(job, entry) for entry in job.exclude]
     matching_entries: set[int] = set()
     all_settings = []
-    for path, combination in _combinations(job):
+    for path, combination in _combinations(job):  # setting -> (value, path of the value)
         values = shared | {name: value for name, (value, _) in combination.items()}
         matching = {number for number, entry in enumerate(excluded) if _matches(values, entry)}
         # `exclude` does not apply to the points of `include`.
         if matching and path == ("matrix",):
             matching_entries |= matching
             continue
-        size_path = path
+        # Where to report a batch size that is impossible.
+        batch_size_path = path
         for name in BATCH_SIZES:
             if name in combination:
-                _, size_path = combination[name]
+                _, batch_size_path = combination[name]
                 break
-        all_settings.append(_PointSettings(values, path, size_path))
+        all_settings.append(_PointSettings(values, path, batch_size_path))
     unused_entries = [number for number in range(len(excluded)) if number not in matching_entries]
     return all_settings, unused_entries
 
@@ -228,7 +229,7 @@ def _make_point(job: Job, point_settings: _PointSettings) -> Point | JobProblem:
     values, path = point_settings.values, point_settings.path
     sizes = _batch_sizes(job, values)
     if isinstance(sizes, str):
-        return JobProblem(path=point_settings.size_path, message=sizes)
+        return JobProblem(path=point_settings.batch_size_path, message=sizes)
     batch_size, global_batch_size = sizes
     is_strong = "global_batch_size" in values or shares_work(job.workload_class)
     point = Point(

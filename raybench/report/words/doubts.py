@@ -366,7 +366,9 @@ def _is_ended_script(row: PointRow) -> bool:
     return any(doubt.kind is DoubtKind.SCRIPT_ENDED for doubt in row.doubts or ())
 
 
-def _short(doubt: Doubt, row: PointRow) -> str:
+def _short_timing(doubt: Doubt, row: PointRow) -> str:
+    """Return that the point was timed for fewer seconds than the job asks for, and why."""
+    # The doubt SCRIPT_ENDED already says that the script has ended.
     if _is_ended_script(row):
         return f"{doubt.value:.2g} s of the {doubt.limit:g} s that the job asks for were timed"
     return (
@@ -469,7 +471,7 @@ _WORDS: Mapping[DoubtKind, Callable[[Doubt, PointRow], str]] = {
     DoubtKind.LEFT_BEHIND: _left_behind,
     DoubtKind.EMULATED: _emulated,
     DoubtKind.QUICK: _quick,
-    DoubtKind.SHORT: _short,
+    DoubtKind.SHORT: _short_timing,
     DoubtKind.FEW_SAMPLES: _few_samples,
     DoubtKind.UNSTEADY: _unsteady,
     DoubtKind.TOO_FEW_STEPS: _too_few_steps,

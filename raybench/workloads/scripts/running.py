@@ -215,7 +215,7 @@ class RunningScript(Workload):
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
         """Run `lead_in` untimed iterations, then time `iterations` more; return their times.
 
-        If the script ends in this block, the result has fewer iterations or none. Starts count from
+        If the script ends during these iterations, the result has fewer iterations or none. Starts count from
         the start of the script's process.
 
         Raises:
@@ -249,11 +249,11 @@ class RunningScript(Workload):
         self._send(do="end_warmup")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> tuple[NotMeasured | None, str]:
-        """Let later steps fill `parts`; call this after the timed steps.
+        """Make later steps time their parts, and fill `self.parts`; call this after the timed steps.
 
         Args:
-            module: module of `ScriptMarks`.
-            has_peers: prepare `time_gradients`, too.
+            module: name of the Python module that defines `ScriptMarks`; the script imports it.
+            has_peers: whether there are other ranks; if so, prepare `time_gradients`, too.
 
         Returns:
             Why not all parts can be timed (None if they can), and the error that prevents it.
@@ -338,10 +338,11 @@ class RunningScript(Workload):
         return message
 
     def _end_message(self, end: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the last samples as a message if the script ended in a block; otherwise raise.
+        """Return a message with the last samples if the script ended while it ran steps; else raise.
 
         Args:
-            end: exit code (`code`), last samples, and names of the optimizers that have stepped.
+            end: `code` is the exit code, negative for a signal; `samples` are the last samples;
+                `optimizers` are the names of the optimizers that have stepped.
 
         Raises:
             ScriptEndedError: the script ended without a failure, and without samples.
@@ -362,6 +363,7 @@ class RunningScript(Workload):
         elif self._has_stepped:
             raise ScriptEndedError
         elif end.get("optimizers"):
+            # The job names a class of optimizers, and no optimizer of this class has stepped.
             message = (
                 f"no optimizer {self._step_of} has stepped, by which step_of ends an iteration; "
                 f"those that did: {', '.join(end['optimizers'])}"
