@@ -207,6 +207,8 @@ class ControlDrift(NamedTuple):
 class Trials:
     """The ok trials of runs by point and round, and their controls.
 
+    A control repeats a point of a round after a block of points, to show how the machine drifts.
+
     Args:
         points: rows of the table `points`; the last attempt at each trial counts.
     """
@@ -275,20 +277,23 @@ class Trials:
             # Noise in the slopes would add noise to speed-ups. Multiply the slopes of a run by
             # 1 - 1/F, the share of their variance that noise does not explain (empirical Bayes).
             degrees = sum(line.degrees for line in lines.values())
-            noise = sum(line.residual for line in lines.values()) / degrees if degrees else math.inf
-            explained = fmean(line.explained for line in lines.values())
-            # F is explained / noise.
-            factor = max(0.0, 1 - noise / explained) if explained else 0.0
+            residual = sum(line.residual for line in lines.values())
+            noise_variance = residual / degrees if degrees else math.inf
+            explained_variance = fmean(line.explained for line in lines.values())
+            factor = 0.0
+            if explained_variance:
+                # F is explained_variance / noise_variance.
+                factor = max(0.0, 1 - noise_variance / explained_variance)
             for round_number, line in lines.items():
                 rates[run_id, round_number] = factor * line.slope
         return rates
 
     def _control_trials(self) -> dict[tuple[str, int], list[PointRow]]:
-        """Return the trial of the control point, then its controls, by (run_id, round)."""
+        """Return the first trial of the repeated point, then its controls, by (run_id, round)."""
         trials: dict[tuple[str, int], list[PointRow]] = {}
         for (run_id, round_number, _), control in self._controls.items():
             trials_of_round = trials.setdefault((run_id, round_number), [])
-            # The same point was measured once in this round before its controls.
+            # The point was measured in this round before its controls.
             first_trial = self.rounds(control).get(round_number)
             if not trials_of_round and first_trial is not None:
                 trials_of_round.append(first_trial)
@@ -493,8 +498,10 @@ def ranks_of_step(row: PointRow) -> tuple[RankStep, ...]:
     step_ms = step_of_parts(row)
     if len(local_ms) < 2 or step_ms is None or why_no_breakdown(row):
         return ()
-    shares = row.share_by_rank or local_ms
-    working = [rank for rank, share in enumerate(shares) if share]
+    # Both lists of times omit ranks without a share; with equal shares every rank works.
+    working = list(range(len(local_ms)))
+    if row.share_by_rank:
+        working = [rank for rank, items in enumerate(row.share_by_rank) if items]
     exposed_ms = row.comm_exposed_ms
     unexplained_ms = step_ms - max(local_ms) - (exposed_ms or 0.0)
     steps = []

@@ -156,6 +156,7 @@ class HangWatch:
         answer = yield from self._wait_for(self._ranks.ask_progress())
         progress = {rank: answer[rank] for rank in running if rank in answer}
         for rank, rank_progress in progress.items():
+            # Ranks run their steps in blocks.
             blocks = (rank_progress.blocks, rank_progress.is_in_block)
             # The first known progress of a rank says nothing: its agent may have answered late.
             blocks_before = self._blocks.get(rank, blocks)
@@ -172,7 +173,7 @@ class HangWatch:
         )
 
     def _look(self, look: Look) -> _Coroutine[bool]:
-        """Collect evidence several times, and keep a verdict that the evidence confirms each time.
+        """Collect evidence several times; set the finding if the evidence gives a verdict each time.
 
         Returns:
             Whether all nodes have sent their evidence.
@@ -188,22 +189,23 @@ class HangWatch:
             collections.append(evidence.with_ended_ranks(ended))
         standing = yield from self._read_progress()
         *earlier_collections, last = collections
-        # `judge` returns None if a rank has moved since the earlier evidence.
+        # All verdicts are on the last evidence, so they are equal, except for None: a rank has moved
+        # since the earlier evidence.
         verdicts = [judge(last, earlier, look.min_wait_s) for earlier in earlier_collections]
-        verdict = verdicts[0]
-        is_confirmed = None not in verdicts
-        if not is_confirmed or verdict is None or verdict.cause is HangCause.UNKNOWN:
+        verdict = None if None in verdicts else verdicts[0]
+        if verdict is None or verdict.cause is HangCause.UNKNOWN:
             self._finding = None
         elif not standing.has_progressed:
-            self._keep(verdict, last)
+            self._set_finding(verdict, last)
         return True
 
-    def _keep(self, verdict: HangVerdict, evidence: Evidence) -> None:
+    def _set_finding(self, verdict: HangVerdict, evidence: Evidence) -> None:
         """Make the verdict the current finding, and report it once it is certain."""
         previous = self._finding.verdict if self._finding else None
         is_repeated = _is_same_hang(previous, verdict)
         if not is_repeated:
             self._verdict_s = time.monotonic()
+        # The ranks whose stacks the description shows.
         blamed = () if verdict.rank is None else (verdict.rank, *verdict.also)
         self._finding = HangFinding(verdict=verdict, description=describe(evidence, blamed))
         is_lasting = verdict.cause in _LASTING_CAUSES

@@ -261,10 +261,11 @@ class _ModuleHooks:
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
     def _end_backward(self, parameter: Tensor) -> None:
-        """Mark the end of backward in the modules of a parameter; the last mark of a call stays."""
+        """Mark the end of backward in the modules that contain the parameter, which has its gradient."""
         mark = self._mark()
         for module in self._modules_of_parameter[parameter]:
             call = self._latest.get(module)
+            # Backward ends at the input if the input needs a gradient, else at the last parameter.
             if call is not None and not call.ends_at_input:
                 call.backward_end = mark
 

@@ -105,7 +105,9 @@ class DividedStep:
         """Return batch size and parameters of a step of `items` samples, in equal passes."""
         params = self.point.params
         if self.point.shares == BY_ACCUMULATION:
+            # Ranks differ in the number of passes, and each pass has `self.unit` samples.
             return StepSize(self.unit, {**params, "grad_accumulation": items // self.unit})
+        # Ranks differ in the batch size of a pass.
         return StepSize(items // self.point.grad_accumulation, params)
 
     def context_among(self, shares: Sequence[int]) -> Context:
