@@ -153,6 +153,7 @@ def target(
         profiled=frozenset(),
         wait_s=wait_s,
         shared=options.get("shared", False),
+        # The process belongs to the caller, so an interrupt must not end the process.
         is_guest=True,
     )
 

@@ -467,6 +467,7 @@ def _group_columns(answer: RunAnswer, group: metrics.Columns) -> list[ColumnOf[S
 def _summands(answer: RunAnswer, table: Table) -> tuple[str, ...]:
     """Return the headings of the columns that add up to the step."""
     is_cpu = any(row.device_type == "cpu" for row in answer.data.ok_rows)
+    # On a CPU, compute_ms does not contain the wait for data.
     summed_metrics = (*_SUMMED, "data_ms") if is_cpu else _SUMMED
     summed_titles = set()
     for name in summed_metrics:
@@ -713,6 +714,7 @@ def reference_lines(data: RunData) -> Iterator[tuple[str, str]]:
     shown = standings if len(standings) <= _MOST_SHOWN else outside
     for standing in shown[:_MOST_SHOWN]:
         mark = "" if standing.is_within else "! "
+        # With several values, the summary says whether references contain values of this run.
         text = standing_text(standing, says_own=len(standings) == 1)
         yield f"{mark}{name_of_point[standing.measured.point_id]}: {standing.entry.unit}", text
     if (more := len(shown) - _MOST_SHOWN) > 0:
@@ -727,6 +729,7 @@ def _summary_of_references(
     text = within_words(standings)
     # A reference that was made from this run says nothing about the run.
     if not any(standing.is_own for standing in standings):
+        # Values whose reference range is narrow; all values if there are none.
         judged = counted_standings(standings) or standings
         median_share = median(standing.share for standing in judged)
         text += f" Their median is {formatting.share_words(median_share)} of it."

@@ -39,13 +39,15 @@ def uneven_figure(data: ChartData) -> Figure | None:
     ways = list(dict.fromkeys(way for fleet in fleets for way in fleet.scenarios))
     marks_of_panel: dict[str, list[Mark]] = {}
     cells: list[Mark] = []
-    ratio_of_speed: dict[str, float] = {}
+    ratio_of_speed: dict[str, float] = {}  # words of a speed -> speed
     for fleet in fleets:
         devices = formatting.ranks_words(int(fleet.first.world_size), data.ranks)
+        # The column of the map.
         slow = f"{fleet.slow_count} of {devices} slow"
         settings = ""
         for name in names:
             settings += f", {settings_words(fleet.first, [name], data.ranks)}"
+        # The row of the map.
         speed = f"{fleet.probe_ratio:.0%}{settings}"
         ratio_of_speed.setdefault(speed, fleet.probe_ratio)
         marks_of_panel.setdefault(slow + settings, []).extend(_marks(fleet, speed, data.rate))
@@ -55,10 +57,11 @@ def uneven_figure(data: ChartData) -> Figure | None:
         y=axis(data.rate, format="~s"),
     )
     panels = [
-        line_panel(marks, ways, layout, title=f"{data.rate.capitalize()} with {slow}")
-        for slow, marks in marks_of_panel.items()
+        line_panel(marks, ways, layout, title=f"{data.rate.capitalize()} with {slow_and_settings}")
+        for slow_and_settings, marks in marks_of_panel.items()
     ]
     columns = list(dict.fromkeys(cell["x"] for cell in cells))
+    # The highest speed comes first.
     speeds = sorted(ratio_of_speed, key=lambda speed: -ratio_of_speed[speed])
     map_layout = HeatLayout(
         x=names_axis(columns, orient="top", labelAngle=0),

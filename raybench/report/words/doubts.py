@@ -272,6 +272,7 @@ def _kind_of_excess(row: PointRow) -> str:
 
 
 def _late_in_turn(doubt: Doubt, row: PointRow) -> str:
+    """Return what ranks that are slow in turn cost; `doubt.value` is the share of a step."""
     step_ms = row.step_ms_p50 or 0.0
     cost = write_time((doubt.value or 0.0) * step_ms)
     return (
@@ -350,6 +351,7 @@ def _left_behind(doubt: Doubt, _row: PointRow) -> str:
 
 
 def _emulated(doubt: Doubt, row: PointRow) -> str:
+    """Return how a device is slowed, and its speed as a share of full speed."""
     by = "extra compute" if row.slow_by == "compute" else "fewer multiprocessors"
     return (
         f"{doubt.subject} emulates a slower device by {by}: its speed is {doubt.value:.3f}, and "
