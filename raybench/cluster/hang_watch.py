@@ -173,7 +173,7 @@ class HangWatch:
         )
 
     def _look(self, look: Look) -> _Coroutine[bool]:
-        """Collect evidence several times; set the finding if the evidence gives a verdict each time.
+        """Collect evidence several times, and set the finding if a verdict holds each time.
 
         Returns:
             Whether all nodes have sent their evidence.
@@ -189,8 +189,8 @@ class HangWatch:
             collections.append(evidence.with_ended_ranks(ended))
         standing = yield from self._read_progress()
         *earlier_collections, last = collections
-        # All verdicts are on the last evidence, so they are equal, except for None: a rank has moved
-        # since the earlier evidence.
+        # All verdicts are on the last evidence, so they are equal. A verdict is None if a rank has
+        # moved since the earlier evidence.
         verdicts = [judge(last, earlier, look.min_wait_s) for earlier in earlier_collections]
         verdict = None if None in verdicts else verdicts[0]
         if verdict is None or verdict.cause is HangCause.UNKNOWN:
@@ -205,7 +205,7 @@ class HangWatch:
         is_repeated = _is_same_hang(previous, verdict)
         if not is_repeated:
             self._verdict_s = time.monotonic()
-        # The ranks whose stacks the description shows.
+        # The description begins with these ranks.
         blamed = () if verdict.rank is None else (verdict.rank, *verdict.also)
         self._finding = HangFinding(verdict=verdict, description=describe(evidence, blamed))
         is_lasting = verdict.cause in _LASTING_CAUSES

@@ -137,7 +137,7 @@ class _PointSettings(NamedTuple):
 
 
 def _settings_of_points(job: Job) -> tuple[list[_PointSettings], list[int]]:
-    """Return the settings of each point, and the indexes of `exclude` entries that match no point."""
+    """Return the settings of each point, and the indexes of unused entries of `exclude`."""
     defaults = {
         name: setting.accept(setting.default)
         for name, setting in job.settings.items()

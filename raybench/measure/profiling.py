@@ -261,7 +261,7 @@ class _ModuleHooks:
         return tree_map_only(Tensor, lambda tensor: _with_hook(tensor, begin_backward), outputs)
 
     def _end_backward(self, parameter: Tensor) -> None:
-        """Mark the end of backward in the modules that contain the parameter, which has its gradient."""
+        """Mark the end of backward in the modules that contain a parameter with a new gradient."""
         mark = self._mark()
         for module in self._modules_of_parameter[parameter]:
             call = self._latest.get(module)

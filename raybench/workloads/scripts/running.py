@@ -215,8 +215,8 @@ class RunningScript(Workload):
     def run_steps(self, iterations: int, *, lead_in: int = 0) -> Samples:
         """Run `lead_in` untimed iterations, then time `iterations` more; return their times.
 
-        If the script ends during these iterations, the result has fewer iterations or none. Starts count from
-        the start of the script's process.
+        If the script ends during these iterations, the result has fewer iterations or none. Starts
+        count from the start of the script's process.
 
         Raises:
             ScriptEndedError: the script had ended before.
@@ -249,7 +249,7 @@ class RunningScript(Workload):
         self._send(do="end_warmup")
 
     def mark_parts(self, module: str, *, has_peers: bool) -> tuple[NotMeasured | None, str]:
-        """Make later steps time their parts, and fill `self.parts`; call this after the timed steps.
+        """Let later steps fill `self.parts` with times; call this after the timed steps.
 
         Args:
             module: name of the Python module that defines `ScriptMarks`; the script imports it.
@@ -338,7 +338,7 @@ class RunningScript(Workload):
         return message
 
     def _end_message(self, end: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message with the last samples if the script ended while it ran steps; else raise.
+        """Return the last samples as a message if the script ended during steps; otherwise raise.
 
         Args:
             end: `code` is the exit code, negative for a signal; `samples` are the last samples;
