@@ -141,8 +141,8 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 )
             if expected is None:
                 raise UsageError("--collect: add --expect NODES; silent nodes are found by it")
-            kind = "json" if given["as_json"] else "terminal"
-            code = _collect(collected_folder, expected, max_age_s, kind)
+            form = "json" if given["as_json"] else "terminal"
+            code = _collect(collected_folder, expected, max_age_s, form)
             click.get_current_context().exit(code)
         if expected is not None:
             raise UsageError("--expect: goes with --collect DIR")
@@ -218,7 +218,8 @@ def code_after_error(words: Sequence[str], code: int) -> int:
         if "--json" not in words:
             write_result(node_words.nagios_line([]) + "\n")
     else:
-        _say(node_words.ended_with_error(0))
+        # For Slurm, an untested node has the exit code 0.
+        _say(node_words.ended_with_error(code=0))
     return exit_code([], codes)
 
 
@@ -303,7 +304,7 @@ def _untested_report(error: Exception, began: datetime) -> NodeReport:
     )
 
 
-def _collect(folder: Path, expected: str, max_age_s: float, kind: str) -> int:
+def _collect(folder: Path, expected: str, max_age_s: float, form: str) -> int:
     """Read the reports of all nodes, write the lists and a summary; return the exit code."""
     from raybench.cli.host_list import read_hosts
     from raybench.health.collection import collect_nodes, write_lists
@@ -316,7 +317,7 @@ def _collect(folder: Path, expected: str, max_age_s: float, kind: str) -> int:
         _say(f"{unreadable.path}: no report of a node: {unreadable.reason}")
     collection = collect_nodes(stored, expected_hosts, datetime.now(UTC), max_age_s)
     write_lists(folder, collection)
-    write_document(CollectionReport(folder=folder, collection=collection), kind)
+    write_document(CollectionReport(folder=folder, collection=collection), form)
     return collection.exit_code
 
 

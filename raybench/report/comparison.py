@@ -142,6 +142,7 @@ class Comparison(Document):
         slowdowns = []
         for row in self.rows:
             is_noticed = row.verdict == SLOWER or row.new_failed > row.base_failed
+            # A point without an ok run in BASE cannot become slower.
             if row.base_runs and not is_noticed:
                 # The lower end of the interval of NEW / BASE.
                 slowdowns.append(math.inf if row.ratio_low is None else 1 - row.ratio_low)
@@ -227,7 +228,8 @@ class Comparison(Document):
 
     def blocks(self) -> Iterator[Block]:
         """Yield runs, answer, differences, points and failures; fewer of them if `is_short`."""
-        terms = Line(text=point_and_round([]), tone="aside")
+        # What the words point and round mean.
+        terms = Line(text=point_and_round(rows=[]), tone="aside")
         head = [*(Line(text=text) for text in self.runs), terms, *self._head_lines()]
         advice = [Line(text=text) for text in self._advice()]
         if self.is_short:
@@ -269,12 +271,12 @@ class Comparison(Document):
     def _short_blocks(self, head: Sequence[Line], advice: Sequence[Line]) -> Iterator[Block]:
         """Yield `head`, failures, the points that changed most, advice and the next command."""
         yield from head
-        used_lines = _FIXED_LINES
+        used_lines = _FIXED_LINES  # blank lines, heading of the table and the last line
         for line in (*head, *advice):
             used_lines += math.ceil(len(line.text) / WIDTH)
         failed = self._failures_listing()
         if failed:
-            # Three failed points leave room for the table.
+            # Name only three failed points, to leave room for the table.
             failed = Listing(title=failed.title, lines=failed.lines[:3], is_quoted=True)
             yield failed
             # A blank line and the title.
@@ -307,7 +309,7 @@ class Comparison(Document):
         return (*lines, *filter(None, texts))
 
     def _head_lines(self) -> Iterator[Line]:
-        """Yield the answer, the points that are not compared, and the environment."""
+        """Yield the answer and points that are not compared; if `is_short`, the environment too."""
         tone: Tone = "alarm" if self.obstacles or self.is_regression else "strong"
         for index, text in enumerate(self.answer):
             is_first = index == 0

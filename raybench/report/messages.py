@@ -108,7 +108,8 @@ def failures(
         is_batch_search: leave out estimates of the memory that a point needs.
     """
     names = distinguishing_settings(rows)
-    # (status, type of the error, message) -> points
+    # (status, type of the error, message) -> points. The message is None for a status that makes
+    # one group whatever the messages are.
     rows_of_group: dict[tuple[object, ...], list[PointRow]] = {}
     for row in rows:
         if row.status is not Status.OK:
@@ -123,6 +124,7 @@ def failures(
             # The search has measured what fits.
             reason = without_estimate(reason)
         if is_oom and names and len(failed) > 1:
+            # The points may have different messages; `reason` is from the first point.
             reason = f"for example at {short_name(first, names, ranks_noun)}, {reason}"
         groups.append(
             MessageGroup(
@@ -174,8 +176,8 @@ def doubts(
 
 
 def _drift_message(group: DoubtGroup, rows: Sequence[ScaledRow], ranks_noun: str) -> MessageGroup:
-    """Return the message on doubts about the machine instead of a point."""
-    advice = doubt_advice(group.worst, None)
+    """Return the message on a drift: the machine became slower or faster during the run."""
+    advice = doubt_advice(group.worst, row=None)
     world_sizes = {row.world_size for row in rows if row.speed_up is not None}
     if group.worst.kind is DoubtKind.DRIFT and len(world_sizes) > 1:
         advice = f"Speed-ups between numbers of {ranks_noun} are corrected. {advice}"

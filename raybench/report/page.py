@@ -320,7 +320,7 @@ def _point_table(rows: Sequence[ScaledRow], answer: RunAnswer) -> Table:
         (ShownColumn(title="step", meaning=run_words.step_meaning(data)), _step_cell),
         (
             ShownColumn(title="±", meaning=width_meaning + run_words.plus_minus(data)),
-            lambda row: _sortable_cell(step_uncertainty(row), half_width, 4),
+            lambda row: _sortable_cell(step_uncertainty(row), half_width, digits=4),
         ),
         (
             ShownColumn(title=MARKS_TITLE, meaning=run_words.marks_meaning(data)),
@@ -360,7 +360,7 @@ def _setting_column(
 def _step_cell(row: ScaledRow) -> Cell:
     """Return the step time of a point, or its status with the error as tooltip."""
     if row.status == "ok":
-        return _sortable_cell(row.step_ms_p50, formatting.duration, 6)
+        return _sortable_cell(row.step_ms_p50, formatting.duration, digits=6)
     hint = cut_end(failure_of_row(row), _HINT_CHARS)
     return Cell(text=formatting.STATUS_WORDS[row.status], hint=hint)
 
@@ -369,7 +369,7 @@ def _metric_column(metric: Metric, placeholders: dict[str, str]) -> ColumnOf[Sca
     """Return the column of a metric; shares and speed-ups are sorted by unrounded values.
 
     Args:
-        placeholders: as in `metric_column`.
+        placeholders: placeholder in the meaning of the metric -> text.
     """
     # The value that means 100 %; None for metrics that are no shares.
     hundred_percent = {"share": 1.0, "percent": 100.0}.get(metric.format)
@@ -383,7 +383,7 @@ def _metric_column(metric: Metric, placeholders: dict[str, str]) -> ColumnOf[Sca
     def speed_up_cell(row: ScaledRow) -> Cell:
         if row.speed_up is None and row.why is not None:
             return Cell(text="–", hint=not_compared_words(row.why))
-        return _sortable_cell(row.speed_up, lambda _: speed_up_words(row), 6)
+        return _sortable_cell(row.speed_up, lambda _: speed_up_words(row), digits=6)
 
     column = metric_column(metric, formatting.MILLISECONDS, placeholders, None)
     return column, speed_up_cell if metric.name == "speed_up" else value_cell

@@ -135,7 +135,10 @@ def other_figures(data: ChartData, main: Figure | None) -> list[Figure]:
     """Return the figures of the page in order, except the main figure."""
     figures = []
     for chart in _all_charts():
-        figure = None if chart.is_only_first else chart.draw(data)
+        # Some charts are drawn only as the main figure.
+        if chart.is_only_first:
+            continue
+        figure = chart.draw(data)
         is_main = figure is not None and main is not None and figure.anchor == main.anchor
         if figure is not None and not is_main:
             figures.append(figure)
@@ -359,6 +362,7 @@ def _marks_of_panel(
     has_several_lines = len({line for line, _ in lines_and_points}) > 1
     varying_within_line = [name for name in within_line if name in names]
     for line, point in lines_and_points:
+        # A point without y is drawn as a cross on the axis, or only named below the panel.
         if point.y is None and not point.is_on_axis:
             settings = settings_words(point.row, varying_within_line, ranks_noun)
             name = ", ".join(filter(None, (line if has_several_lines else "", settings)))

@@ -36,6 +36,8 @@ _COSTS: Mapping[str, str] = {
 
 def _costly_variable(reason: Reason) -> str:
     """Return the values of a variable, and what they cost."""
+    # `names` has the variable, then its values. `limit` is 1 if the variable has an effect on the
+    # devices of this cluster, else 0.
     variable, *values = reason.names
     is_used_here = bool(reason.limit)
     text = f"set to {' and '.join(values)}; {_COSTS[variable]}"

@@ -151,8 +151,8 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
         case NodeState.SUSPECT:
             return f"Suspect: {some(suspects)} of {report.host}."
         case NodeState.UNTESTED:
-            kinds = dict.fromkeys(map(_why_untested, report.untested))
-            return f"Not tested: {report.host}: {'; '.join(kinds)}."
+            different_reasons = dict.fromkeys(map(_why_untested, report.untested))
+            return f"Not tested: {report.host}: {'; '.join(different_reasons)}."
         case NodeState.HEALTHY:
             return f"Healthy: {devices} of {report.host}."
 
