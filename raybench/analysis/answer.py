@@ -149,10 +149,10 @@ class SpeedUps:
     @property
     def has_interval(self) -> bool:
         """Whether a sentence on the speed-ups has an interval."""
-        known = [speed_ups for speed_ups in self.series if speed_ups.half_width is not None]
-        has_single_point = any(len(speed_ups.rows) == 1 for speed_ups in known)
-        # A range over several points has an interval only if the intervals of all series are known.
-        return has_single_point or len(known) == len(self.series)
+        with_interval = [each for each in self.series if each.half_width is not None]
+        has_point_with_interval = any(len(each.rows) == 1 for each in with_interval)
+        # A range over several points has an interval only if all series have an interval.
+        return has_point_with_interval or len(with_interval) == len(self.series)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +371,7 @@ def _question_of_job(data: RunData) -> Answer:
     names = [name_in_job if name == "batch" else name for name in varying(data.rows)]
     on_cpu = bool(data.run.cpu_section)
     question = answer_of_run(data.run.job_text, data.overrides, names, on_cpu=on_cpu)
+    # `over` has the settings whose values are compared.
     compared = tuple("batch" if name == name_in_job else name for name in question.over)
     return replace(question, over=compared)
 
@@ -478,7 +479,9 @@ def _choose_conclusion(
             if len(texts) > 1:
                 differing.append(name)
         return LargestBatches(batches=tuple(largest_first), differing_settings=tuple(differing))
-    if question.metric not in RATIO_METRICS or not rows_compared(data.rows):
+    asks_for_ratio = question.metric in RATIO_METRICS
+    has_speed_ups = bool(rows_compared(data.rows))
+    if not asks_for_ratio or not has_speed_ups:
         return ranking
     return _speed_ups(data) if is_scaling(data) else _gains(data)
 
@@ -530,8 +533,9 @@ def _speed_ups(data: RunData) -> SpeedUps:
     # The ratio of ranks is the ideal only if all devices are equally fast.
     has_several_models = any(len(set(row.models_by_rank or ())) > 1 for row in rows)
     efficiencies = sorted(row.efficiency for row in rows if row.efficiency is not None)
+    has_all_efficiencies = len(efficiencies) == len(rows)
     ideal = None
-    if not has_several_models and len(efficiencies) == len(rows):
+    if not has_several_models and has_all_efficiencies:
         ideal = rows[0].world_size / int(baseline["world_size"])
     has_range = has_several_models and bool(efficiencies)
     return SpeedUps(
@@ -541,7 +545,7 @@ def _speed_ups(data: RunData) -> SpeedUps:
         ideal=ideal,
         has_several_models=has_several_models,
         efficiencies=(efficiencies[0], efficiencies[-1]) if has_range else None,
-        main_loss=_main_loss(rows) if has_several_models or ideal is not None else None,
+        main_loss=_main_loss(rows) if has_several_models or has_all_efficiencies else None,
     )
 
 

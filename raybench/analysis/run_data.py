@@ -83,8 +83,10 @@ class RunData:
         for row in scaling(self.points, self.run.baseline):
             attempts_s = [attempt.duration_s for attempt in self.trials.rounds(row).values()]
             impossible = impossible_figures(row, self.references, attempts_s)
-            doubts = without_repeated_mfu((*(row.doubts or ()), *impossible))
-            rows.append(replace(row, doubts=worst_of_each(doubts)) if impossible else row)
+            if impossible:
+                doubts = without_repeated_mfu((*(row.doubts or ()), *impossible))
+                row = replace(row, doubts=worst_of_each(doubts))
+            rows.append(row)
         return rows
 
     @cached_property

@@ -438,7 +438,7 @@ def _energy_of_samples(
     if total_j is None:
         return None
     if is_idle:
-        # This rank's samples take no time, so divide by the time of the point's samples.
+        # Mean power x time of the point's timed samples, because this rank's samples take no time.
         return total_j * progress.timed_s / seconds_between(readings)
     timed_samples = len(progress.sample_ns)
     return total_j * timed_samples / (timed_samples + lead_in_samples)
@@ -477,6 +477,7 @@ def _add_breakdown_and_profile(workload: Workload, run: _PointRun, profile: bool
     context, last = run.context, run.repetitions[-1]
     slowest_ns = max_over_ranks(last.timed.step_ns, context.device)
     count = run.agree(lambda: run.policy.breakdown_steps(slowest_ns))
+    # Local steps run without communication.
     most_local = run.agree(lambda: run.policy.most_local_steps(slowest_ns))
     sample_counts = Extent(
         samples=count, most_local_samples=most_local, inner=last.inner_iterations

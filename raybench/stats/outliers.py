@@ -174,7 +174,7 @@ def late_in_turn_ms(ranks: Sequence[Blocks]) -> float | None:
 
 
 def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[float]]) -> float:
-    """Return one third of the difference that chance explains between two hosts, in ms.
+    """Return a third of the largest difference between two hosts that chance explains, in ms.
 
     For six or more ranks, the result comes from the differences between ranks: Grubbs' test (F. E.
     Grubbs, "Procedures for detecting outlying observations in samples", Technometrics 11(1), 1969).
@@ -189,9 +189,10 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
         errors_ms = [_fluctuation_error_ms(steps_ms, confidence) for steps_ms in step_series_ms]
         return max(errors_ms, default=0.0)
     medians = sorted(median(chain(*blocks)) for blocks in ranks)
-    # Leave out the slowest rank, and ranks that may be slow together with it.
+    # Leave out the slowest rank, and ranks that may be slow together with the slowest rank.
     slow_peers = len(medians) // _RANKS_PER_SLOW_RANK
     peers = medians[: len(medians) - 1 - slow_peers]
+    # Without slow peers the standard deviation is too small; the factor corrects this.
     sd_ms = stdev(peers) * (_TRUNCATION_FACTOR if slow_peers else 1.0)
     error_ms = sd_ms * math.sqrt(1 + 1 / (len(medians) - 1))
     # `stands_out` multiplies the result by MARK_ERRORS, which is three.
@@ -200,16 +201,18 @@ def host_error_ms(ranks: Sequence[Blocks], step_series_ms: Sequence[Sequence[flo
 
 
 def _fluctuation_error_ms(steps_ms: Sequence[float], confidence: float) -> float:
-    """Return one third of the difference that chance explains between two hosts with such steps."""
+    """Return a third of the difference that chance explains between two hosts with such steps."""
     if len(steps_ms) < _WINDOWS * _MIN_STEPS_OF_WINDOW:
         return 0.0
     windows = _cut(steps_ms, _WINDOWS)
     # Slow fluctuations are what independent steps do not explain.
     independent_variance = fmean(median_error(window) ** 2 for window in windows)
     slow_variance = max(0.0, variance(map(median, windows)) - independent_variance)
+    # A few seconds of steps underestimate slow fluctuations; the factor corrects this.
     critical_t = _SLOW_FLUCTUATIONS * student_t(_WINDOWS - 1, confidence)
+    sd_of_difference_ms = math.sqrt(2 * slow_variance)
     # `stands_out` multiplies the result by MARK_ERRORS, which is three.
-    return critical_t / MARK_ERRORS * math.sqrt(2 * slow_variance)
+    return critical_t / MARK_ERRORS * sd_of_difference_ms
 
 
 def _cut(steps: Sequence[float], parts: int) -> list[Sequence[float]]:
@@ -380,10 +383,14 @@ def _relative_sd(values: Floats, noise_floor: float) -> float:
     return max(noise_floor, float(np.sqrt(weighted_sum / (_FLOOR_DEGREES + degrees))))
 
 
-def _fast_group(ratios: Floats, noise_floor: float) -> Bools:
+def _fast_group(
+    ratios: Floats,  # time of each subject / median time of all subjects
+    noise_floor: float,
+) -> Bools:
     """Return a mask of the faster group of a divided fleet; all True if it is not divided."""
     ascending = np.sort(ratios[np.isfinite(ratios)])
     min_size = max(_MIN_GROUP_SIZE, int(np.ceil(_MIN_GROUP_SHARE * len(ascending))))
+    # Excess of each subject over the next faster subject.
     gaps = ascending[1:] / ascending[:-1] - 1
     # A fleet is divided where the next slower subject would be slow among the subjects before it.
     for last_of_group in np.flatnonzero(gaps > SLOW_SHARE):

@@ -189,11 +189,14 @@ def finish_without_trials(start: RunState, root: Path, measure: Measure) -> Run:
 
 def _has_ended(start: RunState, run: Run, ended: Mapping[TrialKey, Status]) -> bool:
     """Return whether all trials have ended, including trials that `--filter` leaves out."""
-    # A cancelled trial was cut short.
-    kept = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
-    point_ids = {key.point_id for key in kept}
-    without_filter = replace(start.rounds, kept=kept, chosen=point_ids)
-    return len(point_ids) == run.points_total and not without_filter.todo
+    # A cancelled trial was cut short, so it must run again.
+    complete = {key: status for key, status in ended.items() if status is not Status.CANCELLED}
+    point_ids = {key.point_id for key in complete}
+    # `chosen` has the points that may run. Replace the points of `--filter` by all points that have
+    # a complete trial; `has_all_points` checks that no other points exist.
+    without_filter = replace(start.rounds, kept=complete, chosen=point_ids)
+    has_all_points = len(point_ids) == run.points_total
+    return has_all_points and not without_filter.todo
 
 
 def _write_end(store: RunStore, run: Run) -> None:
