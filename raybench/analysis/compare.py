@@ -213,12 +213,12 @@ def check_same_cpu_section(runs: Iterable[Run]) -> None:
 
 
 def _rows_and_statuses(
-    side: Sequence[Sequence[PointRow]],
+    points_of_runs: Sequence[Sequence[PointRow]],  # of one side
 ) -> tuple[dict[str, list[PointRow]], dict[str, list[Status]]]:
-    """Return for each point_id a row for each run (the mean of its rounds), and all statuses."""
+    """Return point_id -> the mean over the rounds of each run, and point_id -> all statuses."""
     rows: dict[str, list[PointRow]] = {}
     statuses: dict[str, list[Status]] = {}
-    for points in side:
+    for points in points_of_runs:
         for row in without_controls(latest_trials(points)):
             statuses.setdefault(row.point_id, []).append(row.status)
         for row in mean_of_rounds(points):
@@ -406,8 +406,8 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
 def _verdict_fields(
     test: _Test, q_slower: float, q_faster: float, threshold: float
 ) -> dict[str, Any]:
-    """Return the fields verdict, q_value and why."""
-    change = test.ratio - 1
+    """Return the fields verdict and why, and q_value of a slower or faster point."""
+    change = test.ratio - 1  # of the rate, so negative if the new side is slower
     if -change > threshold and q_slower <= FALSE_VERDICTS:
         return {"verdict": SLOWER, "q_value": q_slower, "why": None}
     if change > threshold and q_faster <= FALSE_VERDICTS:

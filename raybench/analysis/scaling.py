@@ -101,8 +101,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
             why = _why_not_compared(row, series_rows, baseline, speeds)
             fields: Derived = {"series": number, "why": why}
             if base is not None and why is None and _has_throughput(row):
-                is_scaling = _differ_in_devices_alone(row, base, baseline)
-                fields |= _compare(row, base, is_scaling, trials, speeds)
+                in_devices_alone = _differ_in_devices_alone(row, base, baseline)
+                fields |= _compare(row, base, in_devices_alone, trials, speeds)
             # The ratio of the baseline point to itself is exact, so it needs no interval.
             if base is not None and row is not base and "speed_up" in fields:
                 log_ratios.append((row, trials.log_ratios(base, row)))
@@ -180,7 +180,11 @@ def samples_per_joule(rounds: Iterable[PointRow]) -> float | None:
 
 
 def _compare(
-    row: ScaledRow, base: ScaledRow, is_scaling: bool, trials: Trials, speeds: _SingleDeviceSpeeds
+    row: ScaledRow,
+    base: ScaledRow,
+    differ_in_devices_alone: bool,
+    trials: Trials,
+    speeds: _SingleDeviceSpeeds,
 ) -> Derived:
     """Return the columns that follow from the comparison with the baseline point."""
     log_ratios = trials.log_ratios(base, row)
@@ -194,8 +198,8 @@ def _compare(
         "clock_ratio": _clock_ratio(row, base),
         "doubts": tuple(_comparison_doubts(row, base)),
     }
-    # The speed-up has an ideal only if the points differ in devices alone.
-    if not is_scaling:
+    # Otherwise the speed-up has no ideal.
+    if not differ_in_devices_alone:
         return values
     has_uneven_devices = row.slow_ratio < 1 or len({*_models_of(row), *_models_of(base)}) > 1
     if has_uneven_devices:

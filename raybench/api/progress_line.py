@@ -110,7 +110,7 @@ class TerminalLine:
         say(self._console, text)
 
     def update(self, make_text: Callable[[], str]) -> None:
-        """Replace the line."""
+        """Replace the line, which is drawn twice a second with the text of the last `make_text`."""
         self._make_text = make_text
         if self._live is None:
             self._live = Live(

@@ -244,7 +244,7 @@ def _time_on_workers(
             f"{name}: cannot be sent to workers: {brief(error)}; make what it needs in setup"
         ) from error
     with tempfile.TemporaryDirectory(prefix="raybench-measure-") as folder:
-        run_target = target(folder, device, address, {})
+        run_target = target(folder, device, address, options={})
         run_state = start_run(
             job,
             make_plan(job),

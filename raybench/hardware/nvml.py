@@ -121,7 +121,7 @@ def field_values(handle: Any, fields: Sequence[Field]) -> dict[Field, int | floa
     """Return field -> value, read in one call; fields without a value are left out."""
     answers = ask(pynvml.nvmlDeviceGetFieldValues, handle, list(fields)) or ()
     values = {}
-    for field, answer in zip(fields, answers, strict=False):  # no answers without the function
+    for field, answer in zip(fields, answers, strict=False):  # () if the call failed
         if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.valueType in _MEMBER_OF_TYPE:
             # `answer.value` is a union of C, whose member depends on the type of the value.
             values[field] = getattr(answer.value, _MEMBER_OF_TYPE[answer.valueType])
