@@ -393,9 +393,11 @@ def _tests(pairs: Sequence[_Pair]) -> list[_Test]:
     tests = []
     for pair, point_scatter in zip(pairs, scatters, strict=True):
         if point_scatter is not None:
+            base_log_rates, new_log_rates = pair.log_rates
             test = _Test(
                 point_id=pair.newest.point_id,
-                log_change=float(np.mean(pair.log_rates[1]) - np.mean(pair.log_rates[0])),
+                log_change=float(np.mean(new_log_rates) - np.mean(base_log_rates)),
+                # The variance of a mean of n runs is 1/n of the variance of one run.
                 variance_ratio=sum(1 / len(rows) for rows in pair.ok_rows),
                 scatter=point_scatter,
             )

@@ -412,7 +412,7 @@ def jsonable(value: Any) -> Any:
 # Longer lines of prose are hard to read; tables may be wider.
 _PROSE_WIDTH = 100
 # A listing whose names are wider than this share of the width has its texts below the names.
-_WIDEST_NAMES = 0.45
+_WIDEST_NAMES_SHARE = 0.45
 # Blanks between columns.
 _GAP = 2
 _STYLES: dict[Tone, str] = {
@@ -534,7 +534,7 @@ def _listing_renderables(block: Listing, width: int) -> Iterator[RenderableType]
     longest_name = max((cell_len(name) for name, _ in lines), default=0)
     if not lines:
         yield Text(one_line(block.otherwise))
-    elif longest_name > _WIDEST_NAMES * min(width, _PROSE_WIDTH):
+    elif longest_name > _WIDEST_NAMES_SHARE * min(width, _PROSE_WIDTH):
         for name, text in lines:
             yield Text(name)
             yield Padding(Text(text, overflow="fold"), (0, 0, 0, 2))  # top, right, bottom, left

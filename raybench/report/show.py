@@ -52,8 +52,8 @@ _MAX_MODULES = 20
 _MAX_ERROR_LINES = 15
 # So much of a SHA-256 identifies a file.
 _HASH_CHARS = 12
-# Columns of a point that have blocks of their own.
-_COLUMNS_OF_BLOCKS = (
+# Columns of a point that have blocks of their own, or whose text depends on the whole row.
+_COLUMNS_SHOWN_OTHERWISE = (
     *("methods", "not_measured", "doubts", "error_detail", "workload_metrics"),
     "workload_headings",
 )
@@ -326,7 +326,7 @@ class PointDetails(Document):
             text = _value_text(value, unit_of_column.get(name, ""))
             if name == "precision" and self.is_precision_unknown:
                 text = "as the script has it"
-            if text and name not in _COLUMNS_OF_BLOCKS:
+            if text and name not in _COLUMNS_SHOWN_OTHERWISE:
                 yield name, text[:_HASH_CHARS] if name.endswith("_sha256") else text
         if self.row.doubts:
             yield "doubts", "; ".join(doubt_words(doubt, self.row) for doubt in self.row.doubts)

@@ -19,11 +19,11 @@ from raybench.sweep.listener import Listener
 
 _TICK_S = 0.25
 # Time limit for the main thread to raise KeyboardInterrupt. Ray looks for signals once a second.
-_NOTICE_S = 1.5
+_RAISE_LIMIT_S = 1.5
 # Time limit for the main thread to leave the `with` block after KeyboardInterrupt, and after one
 # more signal.
-_CLOSE_S = 15.0
-_CLOSE_AGAIN_S = 1.0
+_CLEANUP_LIMIT_S = 15.0
+_CLEANUP_AGAIN_LIMIT_S = 1.0
 _INTERRUPTED = 130
 
 
@@ -122,7 +122,7 @@ class Interrupts:
             self._points_run = False
 
     @contextmanager
-    def held_back(self, most_s: float = _NOTICE_S) -> Iterator[None]:
+    def held_back(self, most_s: float = _RAISE_LIMIT_S) -> Iterator[None]:
         """Delay KeyboardInterrupt to the end of the block, or to a second signal.
 
         Args:
@@ -167,7 +167,7 @@ class Interrupts:
         may_raise = self._is_guest or not self._raised
         if has_new_signal and may_raise and not is_held:
             self._raised = self._stop_signals
-            self._deadline_s = time.monotonic() + _CLOSE_S
+            self._deadline_s = time.monotonic() + _CLEANUP_LIMIT_S
             raise KeyboardInterrupt
 
     def _count_signals(self) -> None:
@@ -188,7 +188,7 @@ class Interrupts:
                 if is_first and self._points_run and number == signal.SIGINT:
                     continue  # the points in flight may finish
                 self._stop_signals += 1
-                limit_s = _CLOSE_AGAIN_S if self._raised else _NOTICE_S
+                limit_s = _CLEANUP_AGAIN_LIMIT_S if self._raised else _RAISE_LIMIT_S
                 if self._stop_signals == 1:
                     # `held_back` blocks may take their time after the first signal.
                     limit_s = max([limit_s, *self._holds_s])

@@ -181,7 +181,7 @@ class _Loop:
                 self._schedule.note_oom(point)
         self._in_flight = InFlight(self.cluster)
         # `Device.lasting_name` -> monotonic time at which its last ok point ended.
-        self._busy_until_s: dict[str, float] = {}
+        self._last_ok_end_s: dict[str, float] = {}
         # Index of the next point that is added.
         self._next_index = len(self.rounds.plan.points)
 
@@ -303,16 +303,17 @@ class _Loop:
     def _are_hot(self, devices: Sequence[Device]) -> bool:
         """Return whether each device has ended an ok point less than 10 s ago."""
         earliest_s = time.monotonic() - _STAYS_HOT_S
-        last_ends_s = [self._busy_until_s.get(device.lasting_name, -math.inf) for device in devices]
+        last_ends_s = [self._last_ok_end_s.get(device.lasting_name, -math.inf) for device in devices]
         return min(last_ends_s) > earliest_s
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:
         """Free the workers, write the records, then retry or finish each trial."""
         for attempt, record in ended:
             self._schedule.free(attempt)
+            # Devices of an ok point are hot for some seconds, which `_are_hot` tells.
             if record.status is Status.OK:
                 names = [device.lasting_name for device in record.devices]
-                self._busy_until_s |= dict.fromkeys(names, time.monotonic())
+                self._last_ok_end_s |= dict.fromkeys(names, time.monotonic())
         if ended:
             self.write([(attempt.index, record) for attempt, record in ended])
         for attempt, record in ended:
