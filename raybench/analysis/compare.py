@@ -341,11 +341,13 @@ class _Test:
         Args:
             tests: number of points that are tested together.
         """
-        # A verdict needs a change beyond the threshold, and beyond chance among all tests.
+        # A verdict needs a change beyond chance among all tests, and beyond the threshold. The
+        # 90 % interval leaves 5 % of cases on each side.
         beyond_chance = self.scatter.detectable(self.variance_ratio, FALSE_VERDICTS / tests)
         half_width = self.scatter.half_width(self.variance_ratio, _DECIDING_CONFIDENCE)
         beyond_threshold = half_width - math.log1p(-threshold)
-        return -math.expm1(-max(beyond_chance, beyond_threshold))
+        log_slowdown = max(beyond_chance, beyond_threshold)
+        return -math.expm1(-log_slowdown)
 
 
 def _tested_fields_by_point(pairs: Sequence[_Pair], threshold: float) -> dict[str, dict[str, Any]]:

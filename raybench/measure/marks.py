@@ -282,6 +282,7 @@ class ScriptMarks:
         DDP accepts only one hook in its life, so call `time_gradients` only if all ranks can. This
         does not find models that were made before a `gc.freeze`.
         """
+        # Unlike `isinstance`, this does not read `__class__`, which an object may compute.
         self._ddp_models = [
             m for m in gc.get_objects() if issubclass(type(m), DistributedDataParallel)
         ]

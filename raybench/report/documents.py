@@ -452,10 +452,10 @@ def render_parts(parts: Iterable[RenderableType], width: int, color: bool) -> st
         legacy_windows=False,
     )
     for part in parts:
-        is_whole = isinstance(part, Text) and bool(part.no_wrap)
+        is_unfolded = isinstance(part, Text) and bool(part.no_wrap)
         is_table = isinstance(part, RichTable) and part.min_width is not None
-        most_chars = None if is_table or is_whole else min(width, _PROSE_WIDTH)
-        console.print(part, width=most_chars, crop=False, soft_wrap=is_whole)
+        most_chars = None if is_table or is_unfolded else min(width, _PROSE_WIDTH)
+        console.print(part, width=most_chars, crop=False, soft_wrap=is_unfolded)
     text = target.getvalue().replace(_FIXED_BLANK, " ")
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 

@@ -339,7 +339,7 @@ class _Loop:
     def _add(self, points: Sequence[Point], round_number: int) -> Iterator[Event]:
         """Add points to a round."""
         if points and self.rounds.chosen is not None:
-            # Later rounds may measure the new points too.
+            # Only chosen points may run, so choose the new points, also for later rounds.
             chosen = {*self.rounds.chosen, *(point.point_id for point in points)}
             self.rounds = replace(self.rounds, chosen=chosen)
         for point in points:
@@ -372,6 +372,7 @@ class InFlight:
             devices: devices of the workers.
         """
         running = RunningAttempt(attempt=attempt, devices=devices, started_at=datetime.now(UTC))
+        # Points on the same node are neighbours. Dicts without values are ordered sets here.
         for node_id in dict.fromkeys(device.node_id for device in devices):
             for index in self._by_node[node_id]:
                 neighbour = self.running[index]
