@@ -451,6 +451,7 @@ class _SingleDeviceSpeeds:
         models = _models_of(row)
         if models and not self.missing_models(row):
             return sum(speeds[model] for model in models)
+        # The probes of an uneven step measure each device alone, too.
         return sum(probe_speeds(row)) or None
 
     def missing_models(self, row: PointRow) -> Sequence[str]:
@@ -538,23 +539,26 @@ def _scaled_parts_ms(row: PointRow) -> dict[str, float | None]:
         return dict.fromkeys(_LOSSES_WITH_CAUSE)
     # The parts were measured in one round. Other rounds are assumed to have the same shares.
     factor = row.step_ms_p50 / round_step_ms
-    parts = _parts_ms(row, (_mean_or_median_ms(row) or 0.0) / factor)
+    round_mean_ms = (_mean_or_median_ms(row) or 0.0) / factor
+    parts = _parts_ms(row, round_mean_ms)
     return {cause: None if ms is None else factor * ms for cause, ms in parts.items()}
 
 
 def _parts_ms(row: PointRow, mean_ms: float) -> dict[str, float | None]:
-    """Return the part of the step for each cause of a loss, in a round with this mean step."""
+    """Return cause of a loss -> its part of the step in a round whose mean step is `mean_ms`."""
     parts: dict[str, float | None] = dict.fromkeys(_LOSSES_WITH_CAUSE)
-    local_ms, data_ms, gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
+    local_ms, data_ms, host_gap_ms = row.local_step_ms, row.data_ms, row.host_gap_ms
     parts["lost_data"] = data_ms
     if local_ms is None:
         return parts
-    # Take the wait from the slowest rank, and the other parts from a typical rank.
+    # `local_ms` is the longest step without communication. Take the wait from its rank, which is
+    # the slowest, and the other parts from a typical rank.
     is_alone = row.world_size == 1
     excess_ms = 0.0 if is_alone else row.straggler_ms
     typical_ms = local_ms - (excess_ms or 0.0)
     device_by_rank, local_by_rank = row.device_ms_by_rank or (), row.local_step_ms_by_rank or ()
-    device_ms = None if gap_ms is None else local_ms - gap_ms
+    # The device time of the slowest rank, unless the times of all ranks are known.
+    device_ms = None if host_gap_ms is None else local_ms - host_gap_ms
     if len(device_by_rank) == 1:
         device_ms = device_by_rank[0]
     elif device_by_rank and len(device_by_rank) == len(local_by_rank):

@@ -53,12 +53,13 @@ def short_name(row: HasSettings, names: Sequence[str], ranks_noun: str) -> str:
         if name == "preset":
             value = _preset_words(row)
         text = str(value)
+        is_switched_on = text.lower() == "true" or (name in _WORDS and text == "1")
         if name in DEGREES:
-            words.append(f"{DEGREES[name]} {value}")
-        elif text.lower() == "true" or (name in _WORDS and text == "1"):
-            words.append(_WORDS.get(name, name))
+            words.append(f"{DEGREES[name]} {value}")  # FSDP 2
+        elif is_switched_on:
+            words.append(_WORDS.get(name, name))  # compiled
         elif name in _WORDS:
-            words.append(f"{value} {_WORDS[name]}")
+            words.append(f"{value} {_WORDS[name]}")  # full checkpointing
         else:
             words.append(formatting.setting_words(name, value, ranks_noun))
     return ", ".join(filter(None, words)) or ("plain" if names else "")

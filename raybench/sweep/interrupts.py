@@ -52,7 +52,7 @@ class Interrupts:
         # Number of signals that raise: all but a first Ctrl-C while points run.
         self._stop_signals = 0
         # Value of `_stop_signals` when KeyboardInterrupt was last raised; 0 before.
-        self._raised = 0
+        self._signals_at_raise = 0
         self._is_guest = is_guest
         self._handles_signals = True
         self._got_sigterm = False
@@ -101,7 +101,7 @@ class Interrupts:
         if self._is_guest and self._got_sigterm:
             # The run is written, so pass the signal on to the handler of the caller.
             signal.raise_signal(signal.SIGTERM)
-        elif self._raised and not self._is_guest:
+        elif self._signals_at_raise and not self._is_guest:
             # The run is written, so a further Ctrl-C may end the process without a traceback.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -162,11 +162,11 @@ class Interrupts:
         """Raise KeyboardInterrupt for a new signal, unless a `held_back` block delays it."""
         # A second signal ends a hold, unless the hold has no time limit.
         is_held = bool(self._holds_s) and (self._stop_signals < 2 or math.inf in self._holds_s)
-        has_new_signal = self._stop_signals > self._raised
+        has_new_signal = self._stop_signals > self._signals_at_raise
         # A second KeyboardInterrupt is only for guests; otherwise the watcher ends the process.
-        may_raise = self._is_guest or not self._raised
+        may_raise = self._is_guest or not self._signals_at_raise
         if has_new_signal and may_raise and not is_held:
-            self._raised = self._stop_signals
+            self._signals_at_raise = self._stop_signals
             self._deadline_s = time.monotonic() + _CLEANUP_LIMIT_S
             raise KeyboardInterrupt
 
@@ -188,7 +188,7 @@ class Interrupts:
                 if is_first and self._points_run and number == signal.SIGINT:
                     continue  # the points in flight may finish
                 self._stop_signals += 1
-                limit_s = _CLEANUP_AGAIN_LIMIT_S if self._raised else _RAISE_LIMIT_S
+                limit_s = _CLEANUP_AGAIN_LIMIT_S if self._signals_at_raise else _RAISE_LIMIT_S
                 if self._stop_signals == 1:
                     # `held_back` blocks may take their time after the first signal.
                     limit_s = max([limit_s, *self._holds_s])

@@ -303,7 +303,9 @@ class _Loop:
     def _are_hot(self, devices: Sequence[Device]) -> bool:
         """Return whether each device has ended an ok point less than 10 s ago."""
         earliest_s = time.monotonic() - _STAYS_HOT_S
-        last_ends_s = [self._last_ok_end_s.get(device.lasting_name, -math.inf) for device in devices]
+        last_ends_s = [
+            self._last_ok_end_s.get(device.lasting_name, -math.inf) for device in devices
+        ]
         return min(last_ends_s) > earliest_s
 
     def _end(self, ended: Sequence[tuple[Attempt, Record]]) -> Iterator[Event]:

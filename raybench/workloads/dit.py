@@ -72,7 +72,7 @@ class Dit(Workload):
         from raybench.workloads.attention import form_groups
         from raybench.workloads.dit_model import StepBuilder
 
-        rows, columns = height // _TOKEN_PIXELS, width // _TOKEN_PIXELS
+        token_rows, token_columns = height // _TOKEN_PIXELS, width // _TOKEN_PIXELS
         # On the meta device one rank computes the whole step.
         is_meta = context.device.type == "meta"
         ulysses_degree, ring_degree = 1, 1
@@ -82,8 +82,8 @@ class Dit(Workload):
         self._context = context
         self._builder = StepBuilder(
             shape=shape,
-            rows=rows,
-            columns=columns,
+            rows=token_rows,
+            columns=token_columns,
             text_tokens=text_tokens,
             device=context.device,
             dtype=getattr(torch, context.precision.dtype),
@@ -98,7 +98,7 @@ class Dit(Workload):
         self.output: Tensor | None = None
         self.items_per_step = passes = steps if scope == "loop" else 1
         # Declare the FLOPs, because counting them on the meta device takes a minute for a loop.
-        flops = passes * shape.flops(scope, text=text_tokens, image=rows * columns)
+        flops = passes * shape.flops(scope, text=text_tokens, image=token_rows * token_columns)
         self.flops_per_step = flops / context.world_size
 
     def step(self) -> None:
