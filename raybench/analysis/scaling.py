@@ -101,8 +101,8 @@ def scaling(points: Iterable[PointRow], baseline: Mapping[str, Scalar]) -> list[
             why = _why_not_compared(row, series_rows, baseline, speeds)
             fields: Derived = {"series": number, "why": why}
             if base is not None and why is None and _has_throughput(row):
-                in_devices_alone = _differ_in_devices_alone(row, base, baseline)
-                fields |= _compare(row, base, in_devices_alone, trials, speeds)
+                differ_in_devices_alone = _differ_in_devices_alone(row, base, baseline)
+                fields |= _compare(row, base, differ_in_devices_alone, trials, speeds)
             # The ratio of the baseline point to itself is exact, so it needs no interval.
             if base is not None and row is not base and "speed_up" in fields:
                 log_ratios.append((row, trials.log_ratios(base, row)))
@@ -330,9 +330,13 @@ def _why_not_compared(
     if base.status is not Status.OK:
         return NotCompared(kind=NotComparedKind.BASELINE_NOT_OK, subject=base.status)
     if base.device_name != row.device_name:
-        is_scaling = _differ_in_devices_alone(row, base, baseline)
+        differ_in_devices_alone = _differ_in_devices_alone(row, base, baseline)
         # Devices of several models are comparable if each model was measured alone.
-        has_ideal = is_scaling and _has_throughput(base) and speeds.sum_of_devices(row) is not None
+        has_ideal = (
+            differ_in_devices_alone
+            and _has_throughput(base)
+            and speeds.sum_of_devices(row) is not None
+        )
         if not has_ideal and len(set(_models_of(row))) < 2:
             subject = base.device_name or ""
             return NotCompared(kind=NotComparedKind.OTHER_DEVICE, subject=subject)
