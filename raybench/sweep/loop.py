@@ -312,7 +312,7 @@ class _Loop:
         """Free the workers, write the records, then retry or finish each trial."""
         for attempt, record in ended:
             self._schedule.free(attempt)
-            # Devices of an ok point are hot for some seconds, which `_are_hot` tells.
+            # `_are_hot` needs the time: the devices of an ok point stay hot for some seconds.
             if record.status is Status.OK:
                 names = [device.lasting_name for device in record.devices]
                 self._last_ok_end_s |= dict.fromkeys(names, time.monotonic())
@@ -341,7 +341,7 @@ class _Loop:
     def _add(self, points: Sequence[Point], round_number: int) -> Iterator[Event]:
         """Add points to a round."""
         if points and self.rounds.chosen is not None:
-            # Only chosen points may run, so choose the new points, also for later rounds.
+            # Later rounds run only chosen points, so choose the new points too.
             chosen = {*self.rounds.chosen, *(point.point_id for point in points)}
             self.rounds = replace(self.rounds, chosen=chosen)
         for point in points:

@@ -139,7 +139,7 @@ def rounds_of_job(job: Job, plan: Plan) -> Rounds:
 
 
 def code_of_job(job: Job) -> Code:
-    """Return the hashes of the sources of the workload and of raybench, without importing them.
+    """Return the hashes of the sources of workload and raybench; imports no code of the workload.
 
     Raises:
         UsageError: the kind is neither built in nor of the form package.module:Class.
