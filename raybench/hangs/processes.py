@@ -268,7 +268,9 @@ class _ResponderFiles:
         text = os.pread(self._stacks_file, size, self._stack_begin).decode(errors="replace")
         # faulthandler writes a line in pieces, so only text that has stopped growing is complete.
         has_grown = os.fstat(self._stacks_file).st_size > end
-        is_complete = text.endswith("\n") and text.count("\n") > 1 and not has_grown
+        # The first line is a heading.
+        has_frames = text.count("\n") > 1
+        is_complete = text.endswith("\n") and has_frames and not has_grown
         return text if is_complete else ""
 
     def read_dumps(self, request_id: int) -> Dumps | None:

@@ -287,6 +287,7 @@ def _judge_mismatch(state: _GroupState) -> HangVerdict | None:
         return _blame(mismatch.cause, (), others, state.call)
     verdict = _blame(mismatch.cause, guilty, others, mismatch.expected)
     if mismatch.cause is HangCause.SKIPPED:
+        # The guilty rank's call is right, but too early.
         return verdict
     called, expected = str(mismatch.called.shape), str(mismatch.expected.shape)
     return replace(verdict, called=called, expected=expected)

@@ -250,6 +250,7 @@ class Worker:
             task.settings,
             start=phases.PointStart(
                 began_s=began_s,
+                # The clocks have not been limited since this reading of the device's counters.
                 unlimited_since=self._unlimited_since,
                 in_block=self._responder.blocks.running,
             ),

@@ -265,7 +265,7 @@ class Collective(Workload):
         """Raise WrongResultError if an element of the last output is not exact. Collective.
 
         Before the first step and after each check the output has wrong elements, except at the root
-        of a broadcast.
+        of a broadcast. So a step that does nothing fails the check.
         """
         if self._operation == "all_reduce":
             # The operation is in place, so the last step has reduced sums. Reduce messages instead.
@@ -352,6 +352,8 @@ def _prepare(
     # This rank's part of a message that is divided over the ranks.
     length = elements // group_size
     start = index * length
+    # _ExpectedSum(ranks, start, length): `length` elements of the output are the sum of the
+    # messages of these ranks, from element `start` on.
     match operation:
         case "all_reduce":
             issue = partial(dist.all_reduce, whole, **group)

@@ -542,13 +542,16 @@ def sequence_part(tokens: Tensor, layout: Layout, rank: int) -> Tensor:
         rank: the rank among all ranks.
     """
     part = _take_part(tokens, 1, layout.cp, layout.cp_index(rank))
-    return part.chunk(layout.tp, dim=1)[rank % layout.tp]
+    # Ranks that are next to each other form a tp group.
+    tp_index = rank % layout.tp
+    return part.chunk(layout.tp, dim=1)[tp_index]
 
 
 def _make_mesh(device: torch.device, **degrees: int) -> tuple[DeviceMesh, tuple[str, ...]]:
     """Return a mesh of all ranks with these dimensions, and their new names. Collective."""
     # The default group has no device id, so torch makes new groups for the mesh. With an id torch
     # would split groups, which crashes after a second init_process_group (pytorch#192109).
+    # With old names, torch would reuse groups of earlier points, which have ended.
     number = next(_MESHES)
     names = tuple(f"{name}_{number}" for name in degrees)
     sizes = tuple(degrees.values())
@@ -644,6 +647,8 @@ class _ContextParallel:
             key = keys[:, :, :end].repeat_interleave(heads_per_key, dim=1)
             value = values[:, :, :end].repeat_interleave(heads_per_key, dim=1)
             if self.uses_flash and chunk.dtype in (torch.float16, torch.bfloat16):
+                # If there are more keys than queries, this operator aligns the causal mask to the
+                # last key, unlike `scaled_dot_product_attention`.
                 flash = torch.ops.aten._scaled_dot_product_flash_attention
                 outputs.append(flash(chunk, key, value, dropout_p=0.0, is_causal=True)[0])
                 continue
