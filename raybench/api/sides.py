@@ -108,7 +108,7 @@ def _runs_with_tag(results: Path, text: str) -> ComparedSide:
 def check_apart(base: ComparedSide, new: ComparedSide) -> None:
     """Raise ResultsError if a run is on both sides."""
     if runs_on_both := base.ids & new.ids:
-        first_id = min(run_id for _, run_id in runs_on_both)
+        first_id = min(run_id for _folder, run_id in runs_on_both)
         raise ResultsError(
             f"{first_id} is on both sides, {base.words} and {new.words}; "
             "name different runs (`raybench list` shows them)"

@@ -49,6 +49,7 @@ def _read_variables(
 
 def _side_options(function: Any) -> Any:
     """Add the options of each side to a command: --old, --old-python, ... and --new, ..."""
+    # The help shows the options of the old side first, because click reverses the order.
     for side, other in (("new", "old"), ("old", "new")):
         for option in (
             click.option(

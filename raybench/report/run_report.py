@@ -76,10 +76,11 @@ class RunReport(Document):
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
-        """Return why points have no speed-up; baselines count if no other point lacks one."""
+        """Return why points have no speed-up; of baselines only if no other point lacks one."""
         # `why` says why a point has no speed-up.
         without = [row for row in self.data.rows if row.why is not None]
-        rows = [row for row in without if not row.is_baseline] or without
+        without_and_not_baseline = [row for row in without if not row.is_baseline]
+        rows = without_and_not_baseline or without
         reasons = (row.why for row in rows if row.why is not None)
         return messages.not_compared(reasons, len(self.data.rows))
 
@@ -182,6 +183,7 @@ class RunReport(Document):
     def _legend_of_answer(self) -> Iterator[str]:
         """Yield the meanings of marks and labels in the table of the answer."""
         table = self.answer_table
+        # A row named `plain` has all these switches off.
         if table and table.plain:
             yield words.plain_meaning(table.plain)
         if table and table.has_wide:
@@ -213,13 +215,14 @@ class RunReport(Document):
         shown = []  # (points, message)
         for failure in failures:
             shown.append((failure.who, failure.shortened(SHORT if failure.is_oom else LONG)))
-        busy = busy_group(data.doubts, len(data.ok_rows))
-        if busy and not self.answer.concerns(busy.worst.kind):
-            busy = None
-        shown += self._doubts_about_answer(only_wrong=busy is not None)
-        if busy:
-            # One sentence replaces the doubts that a busy machine explains.
-            shown = [*shown[: _MOST_MESSAGES - 1], ("", busy_words(busy, len(data.ok_rows)))]
+        busy_doubt = busy_group(data.doubts, len(data.ok_rows))
+        if busy_doubt and not self.answer.concerns(busy_doubt.worst.kind):
+            busy_doubt = None
+        # On a busy machine one sentence replaces all doubts, except those of wrong numbers.
+        shown += self._doubts_about_answer(only_wrong=busy_doubt is not None)
+        if busy_doubt:
+            sentence = busy_words(busy_doubt, len(data.ok_rows))
+            shown = [*shown[: _MOST_MESSAGES - 1], ("", sentence)]
         shown = shown[:_MOST_MESSAGES]
         first_doubt = len(failures)
         if len(shown) > first_doubt:

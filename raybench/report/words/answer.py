@@ -313,6 +313,7 @@ def value_name(answer: RunAnswer) -> str:
     assert metric is not None
     if metric.unit == "ms":
         prefix = "step " if metric.name == "step_ms_p50" else f"{metric.title} "
+        # The unit is µs if any step is below 0.1 ms, otherwise ms.
         return f"{prefix}{formatting.unit_of(answer.data.rows).name}"
     return unit_of_metric(metric, answer.asked.items) or metric.title
 
@@ -486,6 +487,7 @@ def _noun_beside_unit(metric: Metric, items_noun: str) -> str:
 def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
     """Return sentences on the best setting and its gain, or that there is no clear winner."""
     # Points are ranked within each case, a combination of the settings that are not compared.
+    # Which settings win most cases; None if points are compared in a single case.
     over_cases = ranking.over_cases
     case = over_cases.case if over_cases else ranking.described_cases[0]
     if case.verdict is RankingVerdict.UNDECIDED or (over_cases and not over_cases.wins):
@@ -517,7 +519,8 @@ def _no_clear_winner(ranking: Ranking, case: RankedCase, answer: RunAnswer) -> l
     """Return that no point is the clear winner, and how many rounds may decide.
 
     Args:
-        case: names the points, unless the ranking has several cases.
+        case: the case without a clear winner. Its points are named unless several cases have
+            several points.
     """
     # More rounds do not change the memory.
     ask = [] if answer.is_of_memory else [_ask_for_rounds(rounds_to_decide(case.best.row))]
@@ -573,7 +576,7 @@ def _lead_over_second(
 
 
 def _cases_won(ranking: Ranking, case: RankedCase) -> list[RankedCase]:
-    """Return the decided cases that the best settings of `case` win."""
+    """Return the cases with a clear winner whose winner has the best settings of `case`."""
     cases = []
     for other in ranking.cases:
         is_decided = len(other.ranked) > 1 and not other.rivals
@@ -595,9 +598,10 @@ def _cases_won_words(answer: RunAnswer, won: Sequence[RankedCase], compared_coun
 
 def _memory_sentence(ranking: Ranking, answer: RunAnswer) -> str:
     """Return the sentence that memory is unknown; "" unless a job with a question ran on CPUs."""
-    # not_measured: column -> why it is null
+    # Why points have no memory; all columns of memory have the same reason.
     reasons = {(row.not_measured or {}).get("mem_parameters_bytes") for row in answer.data.ok_rows}
-    if not answer.asked.question or reasons != {NotMeasured.MEMORY_OF_CPU}:
+    ran_on_cpus = reasons == {NotMeasured.MEMORY_OF_CPU}
+    if not answer.asked.question or not ran_on_cpus:
         return ""
     noun = metric_noun(ranking.metric, answer.asked.items)
     return f"The answer covers {noun} only: torch does not count the memory of a CPU."

@@ -26,6 +26,7 @@ def best_shares_words(
     # Settings in which the fleets differ.
     settings = varying([fleet.first for fleet in fleets], left_out=("shares",))
     gain = _faster_or_slower(best.gain)
+    # No fleet has a winner.
     if best.shares is None:
         in_cases = ""
         if fleet_count > 1:
@@ -67,7 +68,7 @@ def fleet_name(fleet: UnevenFleet, ranks_noun: str, fleets: Sequence[UnevenFleet
     """Return the slow devices and distinguishing settings: `1 of 2 GPUs at 48 % speed, bf16`.
 
     Args:
-        fleet: devices without a probe count as 100 %.
+        fleet: points that differ in `shares` alone. Without probes the speed is shown as 100 %.
         ranks_noun: `GPUs` or `workers`.
         fleets: all fleets of the run.
     """
@@ -80,6 +81,7 @@ def _slow_devices_words(fleet: UnevenFleet, ranks_noun: str) -> str:
     devices = formatting.ranks_words(fleet.first.world_size, ranks_noun)
     if not fleet.slow_count:
         return f"{devices}, none slow"
+    # The job has set the speed of slow devices to this share of their full speed.
     is_emulated = fleet.first.slow_ratio < 1
     how = "slowed to" if is_emulated else "at"
     return f"{fleet.slow_count} of {devices} {how} {share_words(fleet.probe_ratio)} speed"
