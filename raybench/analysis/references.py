@@ -168,6 +168,7 @@ class Entry(Quantity):
     def provenance(self) -> str:
         """Where the range comes from: `6 devices in 3 groups, 3 hosts, November 2026`."""
         devices = _counted(self.devices, "device")
+        # Devices that were measured together form a group.
         if self.groups < self.devices:
             devices += f" in {_counted(self.groups, 'group')}"
         return f"{devices}, {_counted(self.hosts, 'host')}, {self.dates}"
@@ -328,6 +329,7 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
             # The groups are disjoint, so a single group has these devices.
             [index] = [index for index, group in enumerate(groups) if group & uuids]
             starts_by_group[index] += starts
+            # "A+B" are devices that worked together.
             worked_together = worked_together or "+" in devices
     value, low, high = predict_range(starts_by_group)
     # Unless devices worked together, it is unknown which device of a group was used: count one.
@@ -355,7 +357,7 @@ def _make_entry(quantity: Quantity, measured: Measured, file: ReferenceFile) -> 
 
 def _count_hosts(
     used_uuids: set[str],
-    measured: Measured,
+    measured: Measured,  # run_id -> devices, such as the UUIDs "A+B" -> values of starts
     locations: Mapping[str, str],  # UUID -> host name and index, such as `alpha 3`
 ) -> int:
     """Return the smallest number of hosts that the devices with these UUIDs may be on."""
@@ -506,7 +508,8 @@ class WithinCount:
 
 
 def count_within(standings: Sequence[Standing]) -> WithinCount:
-    """Count the standings that are within their reference."""
+    """Count the values that are in the range of their reference; wide ranges judge no value."""
+    # The standings whose reference has a narrow range.
     counted = counted_standings(standings)
     return WithinCount(
         within=sum(standing.is_within for standing in counted),
@@ -631,7 +634,8 @@ def peak_of(model: str, of: Mapping[str, str]) -> float | None:
 
 def _exceeded_peak(model: str, entry: Entry) -> float | None:
     """Return the datasheet's peak if the value of an entry exceeds it; else None."""
-    peak, size = peak_of(model, entry.of), entry.of.get("size_bytes", "")
+    settings = entry.of
+    peak, size = peak_of(model, settings), settings.get("size_bytes", "")
     # Small arrays stay in a cache, which is faster than the memory.
     is_small = size.isdecimal() and int(size) < LARGER_THAN_CACHES
     if peak is None or is_small or entry.unit not in ("TFLOP/s", "GB/s") or entry.value <= peak:
@@ -736,11 +740,13 @@ def _impossible_rates(row: ScaledRow, entries: Sequence[Entry]) -> Iterator[Doub
         if is_product and row.workload != "gemm":
             _, largest = entry.observed
             product_tflops = max(product_tflops, largest)
+    # MFU compares with the datasheet, so it counts only without a measured limit.
     if row.mfu_pct is not None and row.mfu_pct > 100 and not product_tflops:
         yield _impossible("mfu_pct", row.mfu_pct, 100.0)
     size = row.params.get("size_bytes", "") if row.workload == "memory" else ""
     used_bytes = int(size) if size.isdecimal() else row.peak_mem_allocated_bytes or 0
     memory_gb_s = largest_of_tests("memory ") or peak_of(model, {"test": "memory"}) or 0.0
+    # With NVLS the switch reduces and copies, so the bus bandwidth may be twice as large.
     may_use_nvls = row.params.get("operation", "all_reduce") in _NVLS_OPERATIONS
     # Column, rate of the point, largest known rate of such devices, tolerance.
     limits = (
