@@ -508,7 +508,7 @@ class WithinCount:
 
 
 def count_within(standings: Sequence[Standing]) -> WithinCount:
-    """Count the values that are in the range of their reference; wide ranges judge no value."""
+    """Count values within the range of their reference; values with a wide range separately."""
     # The standings whose reference has a narrow range.
     counted = counted_standings(standings)
     return WithinCount(

@@ -76,7 +76,7 @@ class RunReport(Document):
 
     @cached_property
     def without_speed_up(self) -> tuple[MessageGroup, ...]:
-        """Return why points have no speed-up; of baselines only if no other point lacks one."""
+        """Return why points lack a speed-up; baselines are left out if other points lack one."""
         # `why` says why a point has no speed-up.
         without = [row for row in self.data.rows if row.why is not None]
         without_and_not_baseline = [row for row in without if not row.is_baseline]

@@ -487,7 +487,7 @@ def _noun_beside_unit(metric: Metric, items_noun: str) -> str:
 def _winner(ranking: Ranking, answer: RunAnswer) -> list[str]:
     """Return sentences on the best setting and its gain, or that there is no clear winner."""
     # Points are ranked within each case, a combination of the settings that are not compared.
-    # Which settings win most cases; None if points are compared in a single case.
+    # `over_cases` tells which settings win most cases; None if only one case has several points.
     over_cases = ranking.over_cases
     case = over_cases.case if over_cases else ranking.described_cases[0]
     if case.verdict is RankingVerdict.UNDECIDED or (over_cases and not over_cases.wins):
@@ -576,7 +576,7 @@ def _lead_over_second(
 
 
 def _cases_won(ranking: Ranking, case: RankedCase) -> list[RankedCase]:
-    """Return the cases with a clear winner whose winner has the best settings of `case`."""
+    """Return the cases whose clear winner has the best settings of `case`."""
     cases = []
     for other in ranking.cases:
         is_decided = len(other.ranked) > 1 and not other.rivals
