@@ -533,7 +533,7 @@ def action(action: Action | None) -> str:
 def reason_with_value(finding: Finding) -> str:
     """Return `TEST: REASON (VALUE, against EXPECTED)`; unknown parts are left out."""
     text = f"{finding.test}: {finding.reason}"
-    # Findings on a whole cluster are compared too, but have no ratio.
+    # A finding on a whole cluster may be compared without a ratio.
     is_compared = finding.ratio is not None or finding.subject.kind == "cluster"
     if not is_compared or not finding.expected:
         return text
