@@ -12,8 +12,8 @@ from raybench.hangs.history import predict
 from raybench.hangs.recorder import Call, CallShape
 from raybench.records.hang import HangCause
 
-# Collectives whose inputs may have another size on each rank.
-_UNEVEN_OPERATIONS = (
+# Ends of the names of collectives whose inputs may have another size on each rank.
+_UNEVEN_SUFFIXES = (
     "all_gather",
     "all_to_all",
     "alltoall",
@@ -23,7 +23,7 @@ _UNEVEN_OPERATIONS = (
     "coalesced",
 )
 # Names that end like an uneven collective, although the inputs have equal sizes.
-_EVEN_OPERATIONS = ("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor")
+_EVEN_EXCEPTIONS = ("_all_gather_base", "_reduce_scatter_base", "all_gather_into_tensor")
 # Ranks call different collectives just before they hang; older differences did no harm.
 _MAX_CALLS_BACK = 32
 
@@ -51,14 +51,14 @@ def find_mismatch(calls_of_ranks: Mapping[int, RankCalls], pending: int) -> Mism
         calls_of_ranks: rank -> its calls in the group, for at least one rank.
         pending: sequence number of the earliest unfinished call.
     """
-    # All ranks have recorded the calls between these two numbers.
+    # Between these two numbers the records of all ranks overlap.
     oldest = max(min(rank_calls) for rank_calls in calls_of_ranks.values())
     newest = min(max(rank_calls) for rank_calls in calls_of_ranks.values())
     for number in range(max(oldest, pending - _MAX_CALLS_BACK), newest + 1):
         # Rank -> its call with this number.
         calls = {}
         for rank, rank_calls in calls_of_ranks.items():
-            if number in rank_calls:
+            if number in rank_calls:  # a record may have gaps
                 calls[rank] = rank_calls[number]
         if len({_common_part(call.shape) for call in calls.values()}) > 1:
             return _judge(calls, _common_history(calls_of_ranks, number))
@@ -67,8 +67,9 @@ def find_mismatch(calls_of_ranks: Mapping[int, RankCalls], pending: int) -> Mism
 
 def _common_part(shape: CallShape) -> CallShape:
     """Return the part of a shape that must be the same on all ranks."""
-    is_uneven = shape.operation.endswith(_UNEVEN_OPERATIONS)
-    if is_uneven and shape.operation not in _EVEN_OPERATIONS:
+    has_uneven_name = shape.operation.endswith(_UNEVEN_SUFFIXES)
+    if has_uneven_name and shape.operation not in _EVEN_EXCEPTIONS:
+        # The inputs may differ between ranks, so only the operation counts.
         return CallShape(operation=shape.operation, sizes=(), dtypes=())
     # Only the number of elements counts: a broadcast may arrive in a tensor of another shape.
     sizes = ((_count_elements(shape),),)
@@ -99,7 +100,7 @@ def _judge(calls: Mapping[int, Call], history: Sequence[CallShape]) -> Mismatch:
     """Return which ranks called the wrong collective, and why.
 
     Args:
-        calls: rank -> its call, all with the same sequence number.
+        calls: rank -> its call. The calls differ, but have the same sequence number.
         history: the calls before, which were the same on all ranks.
     """
     counts = Counter(_common_part(call.shape) for call in calls.values())
@@ -116,7 +117,7 @@ def _judge(calls: Mapping[int, Call], history: Sequence[CallShape]) -> Mismatch:
             right_calls.append(call)
         else:
             wrong_ranks.append(rank)
-    if not right_calls:
+    if not right_calls:  # no rank called what was predicted
         return Mismatch(cause=HangCause.OTHER_COLLECTIVE)
     called, expected = calls[wrong_ranks[0]], right_calls[0]
     cause = _classify(called.shape, expected.shape, history)
@@ -125,13 +126,14 @@ def _judge(calls: Mapping[int, Call], history: Sequence[CallShape]) -> Mismatch:
 
 def _classify(called: CallShape, expected: CallShape, history: Sequence[CallShape]) -> HangCause:
     """Return whether a rank skipped the expected collective, or how its call differs from it."""
+    # A rank that skips the expected collective calls a later collective too early. Find the later
+    # collectives: those that are predicted, and those that have followed before.
     prediction = predict(history)
-    # The collectives that are predicted after the expected collective.
     following = prediction.following if prediction and prediction.shape == expected else ()
-    # A rank that skips a call calls the next collective too early. At the end of a block the next
-    # collective exchanges durations, and its size differs between blocks.
     successors = [after for before, after in pairwise(history) if before == expected]
     if called.operation != expected.operation:
+        # `_matches` ignores some sizes: at the end of a block the next collective exchanges
+        # durations, and its size differs between blocks.
         next_shapes = (*following[:1], *successors)
         has_skipped = any(_matches(called, shape) for shape in next_shapes)
         return HangCause.SKIPPED if has_skipped else HangCause.OTHER_COLLECTIVE

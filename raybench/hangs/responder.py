@@ -105,9 +105,10 @@ class Responder:
         """Start the thread that answers requests; later calls do nothing."""
         if self._request_pipe is not None:
             return
-        self._request_pipe, self._keeps_pipe_open = os.pipe()
+        # Keep the write end open: without writers, `os.read` would return at once.
+        self._request_pipe, self._write_end = os.pipe()
         threading.Thread(target=self._serve_requests, name="raybench-hangs", daemon=True).start()
-        self._write_facts()
+        self._write_facts()  # other processes need the number of the pipe
 
     def watch_this_thread(self) -> None:
         """Answer with the stack of the calling thread from now on."""

@@ -169,7 +169,7 @@ class Rounds:
         return [point for point in points if point.point_id not in failed_ids]
 
     def _blocks(self, number: int, attempts: Sequence[Attempt]) -> list[list[Attempt]]:
-        """Return the attempts of a round in shuffled blocks."""
+        """Return a block of attempts for each world_size; `seed` shuffles each block."""
         by_size: dict[int, list[Attempt]] = {size: [] for size in _world_sizes(self.plan.points)}
         for attempt in attempts:
             by_size.setdefault(attempt.point.world_size, []).append(attempt)

@@ -50,7 +50,8 @@ def run_sweep(
     threads than the main thread call it.
 
     Args:
-        start: must have trials to do, unless there is a source. A resumed run must be held.
+        start: must have trials to do, unless there is a source. The caller must hold the lock of a
+            resumed run (`hold_run`).
         source: adds the points of a new run, which then uses all devices.
 
     Raises:
@@ -85,7 +86,7 @@ def run_sweep(
             oversubscribe=job.placement.oversubscribe,
             terms=terms,
             only=where.only,
-            models=start.models,
+            models=start.models,  # a resumed run needs the models of its earlier sweeps
         )
         # Hold interrupts back: an interrupted `ray.init` lets the process crash at its exit.
         what = "starting Ray on this machine" if is_private else "connecting to Ray"
@@ -115,9 +116,9 @@ def run_sweep(
 
 
 def _devices_wanted(job: Job, start: RunState, where: RunTarget, source: PointSource | None) -> int:
-    """Return the `ClusterRequest.devices_wanted` of the run."""
+    """Return how many devices to wait for, or CPU workers to start in a private Ray; 0: all."""
     if where.only is not None:
-        # A list without CPU workers has GPUs.
+        # A list without CPU workers names GPUs.
         cpu_worker_count = sum(where.only.cpu_workers().values())
         return cpu_worker_count or len(where.only.names)
     if source is not None:
@@ -149,7 +150,8 @@ def _settings(
     job: Job, start: RunState, where: RunTarget, source: PointSource | None
 ) -> SweepSettings:
     """Return how the points of the run are placed and measured."""
-    # With fresh workers, each process runs only one point and one precision.
+    # Each worker times matrix products in the precision of its point and in these precisions. With
+    # fresh workers, each process runs only one point and one precision.
     precisions = () if job.measure.fresh_workers else start.rounds.plan.precisions
     # If strategies differ, each device gets a worker, and the default does not matter.
     strategies = [point.strategy for point in start.rounds.plan_left.points]
@@ -160,7 +162,7 @@ def _settings(
         stop_on_error=job.on_error == "stop",
         profiled=where.profiled,
         code=start.code,
-        precisions=None if source else precisions,
+        precisions=None if source else precisions,  # None: do not time matrix products
     )
 
 
@@ -178,14 +180,15 @@ def record_run(
 
     Args:
         cluster: must not be started yet.
-        rows: the row of the run must be written.
-        interrupts: must be entered.
+        rows: writes the tables; the row in the table `runs` must be written already.
+        interrupts: must be entered as a context manager.
     """
 
     def write(batch: Sequence[tuple[int, Record]]) -> None:
         with interrupts.held_back():
             rows.keep_records(batch, cluster)
 
+    # If the process must end at once, this function tells the user which points are kept.
     interrupts.farewell = rows.tell_kept
     try:
         with rows.listener.waiting(f"starting {workers} worker{'s' * (workers != 1)}"):

@@ -67,21 +67,25 @@ class Schedule:
 
     def __init__(self, isolation: Isolation) -> None:
         self._isolation = isolation
-        # point_id of the argument of `stop`.
+        # The failed point (point_id) after which all attempts are skipped.
         self._stopped_by: str | None = None
         # Series -> smallest batch size that was out of memory.
         self._smallest_oom: dict[SeriesKey, int] = {}
-        # A heap for each request: if its first attempt finds no workers, no attempt in it does.
+        # A heap for each request. Its attempts need the same number and choice of workers, so if
+        # the first attempt finds no workers, no other attempt in the heap does.
         self._waiting: dict[_Request, list[tuple[_Priority, Attempt]]] = {}
         # (round, index of the attempt) -> priority.
         self._priorities: dict[tuple[int, int], _Priority] = {}
-        # (round, block) -> order of appearance.
+        # (round, world_size of the block) -> order of appearance.
         self._blocks: dict[tuple[int, int], int] = {}
+        # Device of each worker; the position is the worker id.
         self._devices: Sequence[Device] = ()
         self._all_cuda = True
+        # Largest possible number of devices of a point, lost and pending devices included.
         self._capacity = 0
+        # Ids of the lost workers.
         self._lost: frozenset[int] = frozenset()
-        # See `Cluster.pending`.
+        # Upper bound of the number of workers that may still join.
         self.pending = 0
         # (setting `devices` of a point, its strategy) -> allocator.
         self._allocators: dict[tuple[str, Strategy], DeviceAllocator] = {}
@@ -101,7 +105,14 @@ class Schedule:
     def update_cluster(
         self, devices: Sequence[Device], capacity: int, lost: frozenset[int], pending: int
     ) -> None:
-        """Set the state of the cluster from the properties of `Cluster`."""
+        """Set the state of the cluster from the properties of `Cluster`.
+
+        Args:
+            devices: of each worker, in the order of worker ids.
+            capacity: largest possible number of devices of a point.
+            lost: ids of the workers that are gone for good.
+            pending: upper bound of the number of workers that may still join.
+        """
         self._capacity, self.pending = capacity, pending
         # Comparing is fast, because most devices are the same objects.
         if devices == self._devices and lost == self._lost:
