@@ -269,7 +269,7 @@ def _doubt_meanings(term: str, spellings: Set[str]) -> Iterator[str]:
 
 
 def _metric_meanings(spellings: Set[str]) -> Iterator[str]:
-    """Yield the meanings of columns, and of the metrics of built-in workloads."""
+    """Yield the meanings of columns and workloads' metrics with one of these names or titles."""
     from raybench.analysis.rows import METRICS_BY_NAME
     from raybench.job import registry
     from raybench.job.declarations import declared_entries

@@ -78,7 +78,12 @@ def _cpu_uses(own_ids: Collection[int]) -> Iterator[tuple[tuple[int, float], _Cp
 def describe(
     process_id: int, host: str, *, device_uuid: str = "", busy_cores: float | None = None
 ) -> OtherProgram:
-    """Return a process of this host; name, user and start are unknown in another container."""
+    """Return a process of this host; name, user and start are unknown in another container.
+
+    Args:
+        device_uuid: UUID of the GPU that the process uses.
+        busy_cores: number of cores that the process keeps busy.
+    """
     name, user, since = "", "", None
     with suppress(psutil.Error, KeyError):
         process = psutil.Process(process_id)

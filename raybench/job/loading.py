@@ -86,7 +86,8 @@ def job_of_source(source: YamlSource) -> Job:
         # A job with a section `cpu` has two forms, for GPUs and for CPU workers: check both.
         # Omit the overrides here, because they may suit only the form that will run.
         other = parse_source(source.name, source.text, on_cpu=not source.on_cpu)
-        other_lines = _problems_of_other_form(source if source.on_cpu else other, other)
+        with_cpu = source if source.on_cpu else other
+        other_lines = _problems_of_other_form(with_cpu, other)
     if job is not None and not problems and other_lines:
         # Report problems of points now, because `make_plan` will not be called.
         problems += plan_and_problems(job)[1]
@@ -200,7 +201,7 @@ def _collect_settings(
     for path, text in _texts_with_names(job, getattr(workload_class, "templates", ())):
         try:
             names = names_in(text)
-            split_arguments(text)
+            split_arguments(text)  # only for its ValueError
         except ValueError as error:
             problems.append(JobProblem(path=path, message=f"{error}, given {quote(text)}"))
             continue
@@ -361,7 +362,7 @@ def _explain_unknown(job: Job, settings: _Settings, noun: str, name: str) -> str
         return "not a parameter; put it into matrix"
     if name in BATCH_SIZES:
         return f"workload {kind} takes no batch size; leave {name} out"
-    if name in UNEVEN:
+    if name in UNEVEN:  # settings for ranks with unequal shares of the batch
         return (
             f"workload {kind} does not say that it multiplies its loss by context.loss_weight "
             f"(weighs_loss = True); leave {name} out"
@@ -374,13 +375,14 @@ def _explain_unknown(job: Job, settings: _Settings, noun: str, name: str) -> str
 def _check_axes(job: Job) -> Iterator[JobProblem]:
     """Yield a problem for duplicate axes, unequal lists, and conflicts with a batch search."""
     # A setting may be given in one section only. Another check rejects a run setting in workload.
-    fixed = set(job.workload.parameters) - set(RUN_SETTINGS)
-    first_paths: dict[str, KeyPath] = {name: ("workload", name) for name in fixed}
+    parameters = set(job.workload.parameters) - set(RUN_SETTINGS)
+    # Name of a setting -> the first path that gives the setting.
+    first_paths: dict[str, KeyPath] = {name: ("workload", name) for name in parameters}
     first_paths |= {name: ("env", name) for name in job.env}
     paths: list[KeyPath] = [("matrix", name) for name in job.matrix]
     paths += [("zip", number, name) for number, entry in enumerate(job.zip) for name in entry]
     for number, point in enumerate(job.include):
-        paths += [("include", number, name) for name in point if name in fixed]
+        paths += [("include", number, name) for name in point if name in parameters]
     for path in paths:
         first_path = first_paths.setdefault(str(path[-1]), path)
         if first_path != path:

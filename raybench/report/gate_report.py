@@ -117,7 +117,8 @@ class GateReport(Document):
         return [*filter(None, remarks), *words.meanwhile(verdict)]
 
     def _open_points(self) -> list[tuple[str, str]]:
-        """Return (point, reason) of the points that are open for a reason of their own."""
+        """Return (point, why it is undecided or not measured)."""
+        # `remarks` gives the reason that ended the whole gate; leave out points with this reason.
         return [
             (self.name(point), words.open_reason(point.why))
             for point in self.points

@@ -410,6 +410,7 @@ def compact_run(root: Path, run_id: str) -> Compaction:
         before = _part_sizes(root, run_id)
         clear_leftovers(root, run_id)
         if points := parts_of(root, "points", run_id):
+            # Parts with the same attempts have the same name in all tables.
             merged_name = points[0].stem
             if len(points) > 1:
                 attempts = len(attempts_in(points, "points"))

@@ -216,8 +216,9 @@ def crossover_batch(
     all_items_per_s = sum(speed.items_per_s for speed in speeds)
     weighted_fixed_s = sum(speed.items_per_s * speed.fixed_s for speed in speeds)
     all_fixed_s = weighted_fixed_s / all_items_per_s + exchange_s
-    # A fast device of n takes fixed_s + batch / (n items_per_s). Solve for the batch. All devices
-    # win as soon as one of the fast devices needs longer.
+    # Alone, the n fast devices get equal shares, so each takes fixed_s + batch / (n items_per_s).
+    # Solve for the batch at which both times are equal. The slowest fast device ends the step, so
+    # all devices win from the smallest of these batches on.
     crossings = []
     for speed in fast:
         saved_s_per_item = 1 / (len(fast) * speed.items_per_s) - 1 / all_items_per_s

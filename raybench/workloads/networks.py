@@ -489,6 +489,7 @@ class Smoke(Workload):
             loss = self._loss(self._replica(self._inputs), self._labels)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
+        # Keep the first loss, and replace the last loss.
         self._losses = (*self._losses[:1], loss.detach())
 
     def check(self) -> None:

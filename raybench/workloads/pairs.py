@@ -188,7 +188,7 @@ class Pairs(Workload):
         self._issue()
 
     def check(self) -> None:
-        """Raise WrongResultError if the last message has wrong bytes, or if no step has run.
+        """Raise WrongResultError if the last message is wrong, or none came since the last check.
 
         The receiver checks the message; with transport copy the lower rank, which must wait for
         both devices before and after this call.
@@ -199,7 +199,7 @@ class Pairs(Workload):
             return
         message = self._checked
         is_right = torch.equal(message.received, message.expected)
-        message.received.fill_(-1)
+        message.received.fill_(-1)  # the next check must not find this message again
         if not is_right:
             raise WrongResultError(
                 f"ranks {self.pair[0]} and {self.pair[1]}: a message from rank {message.sender} to "
@@ -349,7 +349,7 @@ _NCCL_LINE = re.compile(r"^.*?(NCCL (INFO|WARN) .*|NCCL version .*)$")
 
 
 def main() -> None:
-    """Run the collective; print gloo's connections or NCCL's transports.
+    """Run collectives of all ranks; print gloo's connections or NCCL's transports.
 
     The arguments of the program are the device (cuda for LOCAL_RANK's device, cuda:N or cpu) and a
     prefix for keys in the store, which is equal on all ranks and used once.

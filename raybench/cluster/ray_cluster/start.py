@@ -307,7 +307,7 @@ def find_own_cluster() -> OwnCluster:
     # `ray start` writes the address to a file in a folder that every user can write. A forged
     # address would get this user's token, and could run code as this user. So the address counts
     # only if a trusted raylet uses it. A private Ray has no such file.
-    raylets = _trusted_raylets()
+    raylets = _trusted_raylets()  # (address of the head, Ray's folder)
     address = _read_address(ray_internals.default_folder())
     trusted_heads = {head for head, _ in raylets}
     if address in trusted_heads:
@@ -351,7 +351,11 @@ def _read_address(folder: Path) -> str:
 
 
 def _start_private(
-    device: str, wanted: int, oversubscribe: bool, end: Callable[[str], None], why_private: str
+    device: str,
+    wanted: int,  # number of CPU workers; 0: one for each core
+    oversubscribe: bool,
+    end: Callable[[str], None],  # ends this process, for the given reason
+    why_private: str,  # why the cluster of this host is not joined; "" without a cluster
 ) -> tuple[str, Path]:
     """Start a private Ray and join it; return its description and its folder.
 

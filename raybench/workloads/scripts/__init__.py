@@ -58,6 +58,7 @@ class Script(Workload):
             ),
         ] = "",
     ) -> None:
+        # This class only declares the parameters; `running` starts the process of the script.
         raise UsageError(_NOT_HERE)
 
     def step(self) -> None:
