@@ -55,10 +55,10 @@ def find_mismatch(calls_of_ranks: Mapping[int, RankCalls], pending: int) -> Mism
     oldest = max(min(rank_calls) for rank_calls in calls_of_ranks.values())
     newest = min(max(rank_calls) for rank_calls in calls_of_ranks.values())
     for number in range(max(oldest, pending - _MAX_CALLS_BACK), newest + 1):
-        # Rank -> its call with this number.
+        # Rank -> its call with this number, if recorded.
         calls = {}
         for rank, rank_calls in calls_of_ranks.items():
-            if number in rank_calls:  # a record may have gaps
+            if number in rank_calls:
                 calls[rank] = rank_calls[number]
         if len({_common_part(call.shape) for call in calls.values()}) > 1:
             return _judge(calls, _common_history(calls_of_ranks, number))
