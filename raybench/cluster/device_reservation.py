@@ -727,11 +727,12 @@ def _others_on_node(
 
 
 def _other_processes_on(device: Device, own_ids: set[int]) -> list[int] | None:
-    """Return the ids of other processes on the GPU; None if NVML does not list its own worker."""
+    """Return the ids of other processes on the GPU; None if NVML gives no usable ids."""
     from raybench.hardware import nvml
 
     handle = nvml.device(device.uuid)
     process_ids = set() if handle is None else nvml.process_ids(handle)
+    # Our worker uses the GPU. In a container NVML may list ids of the host instead of ours.
     if device.process_id not in process_ids:
         return None
     return sorted(process_ids - own_ids)

@@ -214,8 +214,9 @@ class StoppingPolicy:
         Args:
             step_ns: durations of earlier steps on the slowest rank, not empty.
         """
-        budget_ns = self.settings.max_seconds * self.breakdown_share * NS_PER_S / 2
-        fitting = int(budget_ns / max(1.0, statistics.median(step_ns)))
+        breakdown_ns = self.settings.max_seconds * self.breakdown_share * NS_PER_S
+        # Steps without communication may take half of the breakdown's time.
+        fitting = int(breakdown_ns / 2 / max(1.0, statistics.median(step_ns)))
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fitting))
 
     def _missing_warmup(self, progress: TimingProgress) -> int:
@@ -244,7 +245,14 @@ class StoppingPolicy:
     def _limit(
         self, missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int
     ) -> int:
-        """Return how many of the missing iterations fit the budget and one block of 5 s."""
+        """Return how many of the missing iterations fit the `left_s` and one block of 5 s.
+
+        Args:
+            missing: iterations that are still wanted.
+            expected_ns: durations of earlier iterations; empty if none has run.
+            left_s: what is left of the budget.
+            at_least: iterations that exceed the budget if necessary.
+        """
         if missing <= 0:
             return 0
         if not expected_ns:  # run one iteration, to learn its duration

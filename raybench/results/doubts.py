@@ -113,12 +113,15 @@ def _breakdown_doubts(row: PointRow, step_ms: float) -> Iterator[Doubt]:
         share = row.host_gap_ms / step_ms
         yield Doubt(kind=DoubtKind.HOST_BOUND, value=share, limit=HOST_BOUND_SHARE)
     if is_slowed_by_one_rank(row):
+        # Time of the slowest rank beyond the other ranks.
+        excess_ms = confirmed_excess_ms(row.straggler_ms or 0.0, row.unexplained_ms)
         yield Doubt(
             kind=DoubtKind.SLOW_RANK,
-            value=confirmed_excess_ms(row.straggler_ms or 0.0, row.unexplained_ms) / step_ms,
+            value=excess_ms / step_ms,
             limit=MARK_SHARE,
             subject=f"rank {row.slowest_rank}",
         )
+    # What a step loses because different ranks are late in different steps.
     late_ms = row.late_in_turn_ms
     if late_ms is not None and late_ms > _REPORTED_SHARE * step_ms:
         yield Doubt(kind=DoubtKind.LATE_IN_TURN, value=late_ms / step_ms, limit=_REPORTED_SHARE)

@@ -476,6 +476,6 @@ class HostTimedTransformer(Transformer):
         context = self._context
         if context.device.type == "cuda" and not context.cuda_graph:
             times = time_by_wall_clock(self.step, _WALL_STEPS, torch.cuda.synchronize)
-            # Ms of a step: `over_step` of the metrics divides them by the step time.
+            # A workload sets ms; raybench divides them by the step time, which gives the share.
             self.wall_unsynced_share = times.unsynced_ms
             self.wall_synced_share = times.synced_ms

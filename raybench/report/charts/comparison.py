@@ -64,13 +64,14 @@ def _legend_entry(row: ComparedPoint, threshold: float) -> str:
 def _mark(change: float, row: ComparedPoint, name: str) -> Mark:
     """Return the mark of a bar from 0 to `change`, with its interval."""
     # An interval of no width keeps the text beside the bar.
-    low, high, interval = change, change, ""
+    low, high, interval_line = change, change, ""
     if row.interval_low is not None and row.interval_high is not None:
+        # The row has the interval of the ratio of the sides; a ratio of 1 is no change.
         low, high = row.interval_low - 1, row.interval_high - 1
-        interval = f"\n95 % interval: {change_percent(low)} to {change_percent(high)}"
+        interval_line = f"\n95 % interval: {change_percent(low)} to {change_percent(high)}"
     if row.verdict == UNCLEAR:
         verdict = undecided(change)
     else:
         verdict = f"{VERDICT_WORDS[row.verdict or UNCLEAR]}, {change_percent(change)}"
     mark: Mark = {"x": change, "x2": 0.0, "low": low, "high": high}
-    return {**mark, "text": change_percent(change), "tip": f"{name}\n{verdict}{interval}"}
+    return {**mark, "text": change_percent(change), "tip": f"{name}\n{verdict}{interval_line}"}
