@@ -704,6 +704,7 @@ def _others_on_node(
     users: list[str] = []
     # Lock name of a device -> other sweeps.
     sweeps = locks.users_of_other_devices(point_devices, holder.sweep)
+    # UUID of a GPU, which is its lock name -> its index. Ask NVML only if a GPU may be named.
     gpu_indices = nvml.uuids() if sweeps or own_ids is not None else {}
     for name, holders in sweeps.items():
         if name == CPU:

@@ -49,6 +49,7 @@ def reap_orphans_of_worker() -> None:
     the raylet whose variable MARK is a `new_mark`. The worker becomes a group leader. Before Linux
     5.3 there is no watcher.
     """
+    # The watcher kills the processes of the worker's group, so the worker needs its own group.
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     _start_watcher(os.environ[MARK], raylet=os.getppid())
@@ -75,10 +76,11 @@ def reap_orphans_of_children(folder: str | os.PathLike[str] = "") -> Iterator[No
     _start_watcher(mark, ids=read_end, folder=os.fspath(folder))
     os.close(read_end)
     try:
-        with set_variables(dict.fromkeys((MARK, _DRIVERS_MARK), mark)):
+        # Children inherit both variables. Workers get a MARK of their own, and keep the other.
+        with set_variables({MARK: mark, _DRIVERS_MARK: mark}):
             yield
     finally:
-        # Tell the watcher the ids of all processes that were started.
+        # Tell the watcher the ids: Ray's agents overwrite their environment, and so the mark.
         started = psutil.Process().children(recursive=True)
         # Without a watcher nobody reads the pipe, so closing the file raises BrokenPipeError.
         with suppress(BrokenPipeError), os.fdopen(write_end, "w", encoding="ascii") as file:
@@ -182,13 +184,13 @@ def _find_orphans(known: set[psutil.Process], mark: str, group: int | None) -> s
 
 
 def _living_processes() -> list[psutil.Process]:
+    """Return the living processes; their `info` has parent id, status and environment."""
     # Import late: psutil would be half of the memory of a watcher that sleeps.
     import psutil
 
-    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    facts = ["ppid", "status", "environ"]
-    processes = psutil.process_iter(facts)
-    return [process for process in processes if process.info["status"] not in ended]
+    ended_states = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    processes = psutil.process_iter(["ppid", "status", "environ"])
+    return [process for process in processes if process.info["status"] not in ended_states]
 
 
 if __name__ == "__main__":

@@ -159,10 +159,12 @@ class StoppingPolicy:
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s
         # The first samples complete the warm-up, and then move to `drifted_ns`.
         warmup_samples = self._missing_warmup(progress)
-        wanted = warmup_samples or self._wanted_samples(progress)
+        wanted = warmup_samples if warmup_samples > 0 else self._wanted_samples(progress)
         is_complete = done >= self.enough_share * wanted
-        if done and is_complete and (warmup_samples or self._is_drift(progress, left_s)):
-            return RESTART
+        if done and is_complete:
+            are_warmup = warmup_samples > 0 or self._is_drift(progress, left_s)
+            if are_warmup:
+                return RESTART
         if is_complete and done >= settings.fewest_samples:
             return 0
         at_least = max(0, settings.fewest_samples - done)
@@ -220,7 +222,8 @@ class StoppingPolicy:
         return max(self.breakdown_steps(step_ns), min(self.max_local_steps, fitting))
 
     def _missing_warmup(self, progress: TimingProgress) -> int:
-        """Return how many samples must complete the warm-up of steps below 1 ms."""
+        """Return how many samples must still run as warm-up; 0 if the warm-up is complete."""
+        # The single steps of the warm-up are at most 1000, so short steps fill too little time.
         missing_s = self.settings.least_warmup_s - progress.warm_s
         # A short missing time is not worth a block of its own.
         is_complete = missing_s <= (1 - self.enough_share) * self.settings.timed_s
@@ -228,7 +231,8 @@ class StoppingPolicy:
         if is_complete or self.settings.warmup.is_fixed or progress.drifted_ns:
             return 0
         samples = _iterations_in(missing_s, progress.expected_ns)
-        return min(samples, self.settings.iterations or self.most_samples)
+        most_samples = self.settings.iterations or self.most_samples
+        return min(samples, most_samples)
 
     def _wanted_samples(self, progress: TimingProgress) -> int:
         """Return the total number of timed samples that the job asks for."""
@@ -245,14 +249,8 @@ class StoppingPolicy:
     def _limit(
         self, missing: int, expected_ns: Sequence[float], left_s: float, *, at_least: int
     ) -> int:
-        """Return how many of the missing iterations fit the `left_s` and one block of 5 s.
-
-        Args:
-            missing: iterations that are still wanted.
-            expected_ns: durations of earlier iterations; empty if none has run.
-            left_s: what is left of the budget.
-            at_least: iterations that exceed the budget if necessary.
-        """
+        """Return how many of the missing iterations fit into `left_s` and into a block of 5 s."""
+        # `at_least` iterations run even if no time is left, unless the block becomes too long.
         if missing <= 0:
             return 0
         if not expected_ns:  # run one iteration, to learn its duration

@@ -118,6 +118,7 @@ class History(Document):
         points = []
         for row in self.rows:
             columns = {name: getattr(row, name) for name in names}
+            # In the JSON document, `step` is the lasting change that begins with this run.
             points.append({**columns, "step": row.level_change})
         return {"points": points}
 

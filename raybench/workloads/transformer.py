@@ -148,8 +148,8 @@ class Transformer(Model):
         ),
         OUTPUT_ERROR,
     )
-    # Vocabulary and shape of the tokens whose logits `check` compares with fp32.
-    _compared_text: tuple[int, tuple[int, int]] | None = None
+    # Vocabulary and shape of the tokens whose logits `check` compares with fp32; None: no check.
+    _vocabulary_and_shape: tuple[int, tuple[int, int]] | None = None
 
     # Many parameters, because each setting of a job file is one.
     def __init__(
@@ -214,15 +214,17 @@ class Transformer(Model):
         The check compares only the first 256 tokens of a sequence. It sets nothing in inference, in
         float8, and if the model is divided, compiled by block or stored in bf16.
         """
-        if self._compared_text is None:
+        if self._vocabulary_and_shape is None:
             return
         import torch
 
         context = self._context
-        tokens = random_tokens(context, *self._compared_text)[:, :_COMPARED_TOKENS]
+        vocabulary, shape = self._vocabulary_and_shape
+        tokens = random_tokens(context, vocabulary, shape)[:, :_COMPARED_TOKENS]
         with torch.no_grad():
             with context.autocast():
                 logits = self.model(tokens).float()
+            # Outside of autocast, and without TF32.
             apply_precision(Precision.FP32)
             try:
                 exact = self.model(tokens)
@@ -387,7 +389,7 @@ class Transformer(Model):
             self.flops_per_step = llama_flops(shape, tokens=tokens, seq_len=seq_len)
         # `check` cannot run other models in fp32.
         if not (is_by_block or layout.is_divided or has_bf16_weights or is_float8):
-            self._compared_text = shape.vocabulary, (1, seq_len)
+            self._vocabulary_and_shape = shape.vocabulary, (1, seq_len)
 
     def _serve(
         self,
