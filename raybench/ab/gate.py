@@ -61,7 +61,7 @@ _FRESH_S = 1800.0
 _CLOSE_S = 30.0
 _POLL_S = 1.0
 # Exit codes of a sweep that wrote a row for each of its points.
-_ALL_ENDED = (0, 1)
+_CODES_WITH_ALL_ROWS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +257,7 @@ class _Runner:
             words += ["--resume", interrupted.run.run_id]
         log = self._folder / "logs" / f"pair-{pair:02}-{side}.log"
         code = run_sweep(words, checkout, log)
-        if code not in _ALL_ENDED:
+        if code not in _CODES_WITH_ALL_ROWS:
             error = last_line(log.read_text(errors="replace"))
             raise SideError(side, f"the sweep ended with exit code {code}: {error}; see {log}")
         finished = [start for start in read_starts(self._folder) if start.is_finished]
@@ -265,7 +265,7 @@ class _Runner:
         if not of_this_sweep:
             raise SideError(side, f"the sweep left no finished run; see {log}")
         start = of_this_sweep[-1]
-        # Only a gate with commits has worktrees.
+        # Only a gate with commits has worktrees, from which the files must come.
         files = start.run.workload_files if self._gate.commits else {}
         foreign_files = files_from_elsewhere(checkout, files) if files else []
         if foreign_files:
@@ -274,7 +274,7 @@ class _Runner:
                 f"{foreign_files[0]} was imported from outside of the worktree, where another "
                 "version is installed; build each side with --setup, and name its --python",
             )
-        self._keep_devices(start)
+        self._use_same_devices_later(start)
 
     def _checkout(self, side: Side) -> Checkout:
         """Check out a side once in this process."""
@@ -303,7 +303,7 @@ class _Runner:
     def _devices_file(self) -> Path:
         return self._folder / "devices.txt"
 
-    def _keep_devices(self, start: Start) -> None:
+    def _use_same_devices_later(self, start: Start) -> None:
         """Store the devices of the first start; all later starts use the same devices."""
         if not self._devices_file.exists():
             devices = devices_of(self._folder, start)

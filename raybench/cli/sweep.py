@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _EXIT_CODES = {RunStatus.OK: 0, RunStatus.FAILED: 1, RunStatus.INTERRUPTED: 130}
 # Options that the command to resume must repeat.
-_REPEATED = (
+_OPTIONS_TO_REPEAT = (
     "address",
     "device",
     "overrides",
@@ -271,7 +271,7 @@ def _check_packages(job: Job, address: str) -> None:
 
 
 def _say_estimate(console: Console, job: Job, plan: Plan, trials: int) -> None:
-    """Print the number of points and their estimated time."""
+    """Print the number of points and their estimated time; a trial is a point in one round."""
     from raybench.job.estimate import estimate_time
     from raybench.report.words.sweep import time_of_sweep
 
@@ -410,13 +410,16 @@ def _resume_command(ctx: click.Context, run_id: str, output: Path) -> str:
         words += ["-o", str(output)]
     for option in ctx.command.params:
         source = ctx.get_parameter_source(option.name or "")
-        if option.name not in _REPEATED or source is not ParameterSource.COMMANDLINE:
+        is_given = source is ParameterSource.COMMANDLINE
+        if option.name not in _OPTIONS_TO_REPEAT or not is_given:
             continue
         given_value = given[option.name]
-        if given_value is True:
+        if given_value is True:  # a flag
             words.append(option.opts[-1])
             continue
-        for value in given_value if isinstance(given_value, tuple) else (given_value,):
+        # An option that may be repeated has a tuple.
+        values = given_value if isinstance(given_value, tuple) else (given_value,)
+        for value in values:
             words += [option.opts[0], str(value)]
     if given["script"] is not None and given["job"]:
         words += ["--", *given["job"]]

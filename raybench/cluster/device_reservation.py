@@ -515,7 +515,7 @@ def read_node_use(
     living_ids = _own_process_ids(holder)
     own_ids = {*living_ids, *ended_ids, *(device.process_id for device in devices)}
     gpus = [device for device in devices if device.kind == "cuda"]
-    # UUID of a GPU -> other processes in words.
+    # UUID of a GPU -> other processes in words; only GPUs whose processes NVML can name.
     processes = {}
     programs: list[OtherProgram] = []
     for gpu in gpus:
@@ -528,6 +528,7 @@ def read_node_use(
     # processes on other GPUs only if NVML lists our workers by their ids.
     known_ids = own_ids if processes else None
     processors = os.sched_getaffinity(0)
+    # A device that is no GPU is a CPU worker.
     has_cpu_workers = len(gpus) < len(devices)
     cpu_times = _cpu_times(living_ids) if has_cpu_workers else {}
     if has_cpu_workers and watch is not None:

@@ -100,7 +100,7 @@ def step_columns(record: Record) -> StepColumns:
     """Return the columns on step times.
 
     Args:
-        record: all its ranks must have a share of the step.
+        record: all its ranks must take part in the step; in uneven steps a rank may be idle.
 
     Raises:
         ValueError: ranks have different sample counts.

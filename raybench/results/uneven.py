@@ -39,12 +39,14 @@ class UnevenColumns:
 
 def uneven_columns(shares: Sequence[RankShare]) -> UnevenColumns:
     """Return the columns from the shares of all ranks, in rank order."""
+    # The exchange, its prediction and the crossover are equal on all ranks.
+    of_all_ranks = shares[0]
     return UnevenColumns(
         share_by_rank=tuple(share.items for share in shares),
         fixed_ms_by_rank=tuple(share.fixed_ms for share in shares),
         speed_by_rank=tuple(share.items_per_s for share in shares),
         slow_ratio_by_rank=tuple(share.slow_ratio for share in shares),
-        exchange_ms=shares[0].exchange_ms,
-        predicted_step_ms=shares[0].predicted_step_ms,
-        crossover_batch=shares[0].crossover_batch,
+        exchange_ms=of_all_ranks.exchange_ms,
+        predicted_step_ms=of_all_ranks.predicted_step_ms,
+        crossover_batch=of_all_ranks.crossover_batch,
     )

@@ -147,7 +147,7 @@ def _set_timers(saved_timers: list[tuple[bool, float]]) -> None:
     """Start each changed timer anew with its saved interval; an interval of 0 stops the timer."""
     for timer, current, saved in zip(_TIMERS, _timers(), saved_timers, strict=True):
         if current != saved:
-            _, interval_s = saved
+            _, interval_s = saved  # (whether the timer ran, its interval in seconds)
             signal.setitimer(timer, interval_s, interval_s)
 
 

@@ -31,7 +31,8 @@ def change_figures(comparison: Comparison) -> list[Figure]:
     drawn = sorted(largest_first[:_MOST_BARS], key=lambda change: change[0])
     threshold = f"{100 * comparison.threshold:g} %"
     entries = [_legend_entry(row, comparison.threshold) for _, row in drawn]
-    color_of_entry = {}  # without a threshold, `format` changes nothing
+    # Only entries of undecided changes have {}, which `format` replaces with the threshold.
+    color_of_entry = {}
     for entry, color in _COLORS.items():
         if entry in entries:
             color_of_entry[entry.format(threshold)] = color
@@ -54,9 +55,10 @@ def change_figures(comparison: Comparison) -> list[Figure]:
 
 
 def _legend_entry(row: ComparedPoint, threshold: float) -> str:
-    """Return the key of _COLORS for a compared point."""
+    """Return the key of _COLORS for a compared point: its verdict, or how large its change is."""
     if row.verdict in _COLORS:
         return str(row.verdict)
+    # Undecided.
     change = (row.ratio or 1.0) - 1
     return _LARGE if abs(change) > threshold else _SMALL
 

@@ -52,10 +52,10 @@ _LONG_BAR = 0.5
 _POINT = {"type": "point", "filled": True, "size": 50, "opacity": 1}
 _CROSS = {"shape": "M-1,-1L1,1M1,-1L-1,1", "filled": False, "strokeWidth": 2}
 _DASHED = {"color": "var(--axis)", "strokeDash": [5, 4], "strokeWidth": 1.5}
-_COLOR = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
-_USED = re.compile(r'(?<==")var\((--[a-z]+\d?)\)(?=")')
+_COLOR_RULE = re.compile(r"(--[a-z]+\d?): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
+_USED_VARIABLE = re.compile(r'(?<==")var\((--[a-z]+\d?)\)(?=")')
 # Invisible backgrounds, and roles that a screen reader would read out: a quarter of Vega's output.
-_NOISE = re.compile(
+_UNNEEDED_SVG = re.compile(
     r'<path class="(?:back|fore)ground"[^>]*? d="(?:M0,0h0v0h0Z)?"[^>]*/>'
     r'| (?:class="mark-|role="graphics|aria-roledescription=")[^"]*"'
 )
@@ -387,7 +387,7 @@ def line_panel(
 
 
 def _numbered_ends(marks: Sequence[Mark]) -> list[tuple[Mark, int]]:
-    """Return the highest and lowest mark at the largest x, with the shift of its number in px."""
+    """Return (mark, shift of its number in px) of the highest and lowest mark at the largest x."""
     numbered = [mark for mark in marks if mark.get("number")]
     largest_x = max((mark["x"] for mark in numbered), default=None)
     at_end = [mark for mark in numbered if mark["x"] == largest_x]
@@ -524,6 +524,7 @@ def heat_panel(cells: Sequence[Mark], layout: HeatLayout, title: str = "") -> Pa
     is_range = "x2" in cells[0]
     cell_channels = channels | ({"x2": {"field": "x2"}} if is_range else {})
     mark = {"type": "rect", "stroke": None if is_range else "var(--page)", "strokeWidth": 2}
+    # `inverse` is a Vega expression: true where a cell needs its text in the colour of the page.
     text_color = {"expr": f"{layout.inverse} ? 'var(--page)' : 'var(--text)'"}
     texts = [cell for cell in cells if cell.get("text")]
     outlined = [{"x": cell["x"], "y": cell["y"]} for cell in cells if cell.get("is_marked")]
@@ -643,15 +644,16 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
     )
     css = resources.files("raybench.report").joinpath("html/page.css").read_text("utf-8")
     # CSS variable -> colour of the light and of the dark theme
-    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(css)}
-    light_svg = _USED.sub(lambda match: colors[match[1]][0], svg)
+    colors = {name: (light, dark) for name, light, dark in _COLOR_RULE.findall(css)}
+    # Other programs than browsers do not know CSS variables.
+    light_svg = _USED_VARIABLE.sub(lambda match: colors[match[1]][0], svg)
     if kind == "png":
         import vl_convert
 
         return bytes(vl_convert.svg_to_png(light_svg, scale=2))
     # Only browsers know media queries in a file: other programs show the light colours.
     rules = ""
-    for name in dict.fromkeys(_USED.findall(svg)):
+    for name in dict.fromkeys(_USED_VARIABLE.findall(svg)):
         light, dark = colors[name]
         for paint in ("fill", "stroke"):
             rules += f'[{paint}="{light}"]{{{paint}:{dark}}}'
@@ -661,11 +663,12 @@ def draw_figure(figure: Figure, kind: str, *, title: str = "", below: str = "") 
 
 
 def _svg(**spec: Any) -> str:
-    """Return a Vega-Lite specification, completed by CONFIG, as SVG."""
+    """Return a Vega-Lite specification, completed by CONFIG, as SVG without unneeded parts."""
     import vl_convert
 
     spec = {"$schema": _SCHEMA, "background": None, "config": CONFIG, **_printable(spec)}
-    return _NOISE.sub("", str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE)))
+    svg = str(vl_convert.vegalite_to_svg(spec, vl_version=_VEGA_LITE))
+    return _UNNEEDED_SVG.sub("", svg)
 
 
 def _printable(part: Any) -> Any:
