@@ -265,10 +265,11 @@ def _stuck_ranks(point: PointObservation) -> list[int]:
 
 def _waits_for(log_tail: str) -> Literal["nothing", "device", "peers", "collective"]:
     """Return what a stuck rank waits for, by the stack in its log; "peers" while it connects."""
+    # (path, function) of each frame, innermost first.
     calls = [(frame["path"], frame["function"]) for frame in _main_thread_frames(log_tail)]
     if not calls:
         return "nothing"
-    # A script that waits in `receive` has run its steps; the other ranks have not.
+    # A script that waits for its parent in `receive` has run its steps; the other ranks have not.
     if any(path.endswith(_SCRIPT_FILE) and name == "receive" for path, name in calls):
         return "collective"
     if any(name == "init_process_group" for _, name in calls):
@@ -534,9 +535,10 @@ def _final_answers(
 
 def _keeps_answer(answer: RankAnswer, has_finished: bool) -> bool:
     """Return whether the answer is a result of the rank itself, not of the point's end."""
+    # A measurement counts only if the rank answered before the point was ended.
     if not isinstance(answer, Failure):
         return has_finished
-    # `RunningRanks.abort` may have killed a process that died late.
+    # `RunningRanks.abort` may have killed a process that died after the point was ended.
     may_be_killed = answer.error_type == Cause.WORKER_DIED and not has_finished
     return not may_be_killed and not _is_loss_of_peer(answer)
 

@@ -56,8 +56,10 @@ def next_look(ranks: Sequence[RankProgress], looks: int) -> Look | None:
     longest_s = max(rank.longest_block_s for rank in ranks)
     # So long without progress is suspicious; each look without a verdict doubles this time.
     stall_s = max(_MIN_STALL_S, _STALL_BLOCKS * longest_s)
+    earliest_progress_s = min(rank.last_s for rank in ranks)
     return Look(
-        due_s=min(rank.last_s for rank in ranks) + stall_s * _BACKOFF**looks,
+        due_s=earliest_progress_s + stall_s * _BACKOFF**looks,
+        # Healthy ranks wait in a collective for less than this time.
         min_wait_s=_WAIT_SHARE * stall_s,
         confirm_after_s=max(_MIN_CONFIRM_S, longest_s),
     )

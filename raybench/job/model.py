@@ -318,9 +318,10 @@ class Measure(JobSection):
     def longest_step_s(self) -> float:
         """Longest step time for which max_seconds allows ENOUGH_SAMPLES samples."""
         # The warm-up ends after its minimum count and duration, but at the latest after
-        # most_warmup_s. The cold first step is not part of the budget.
+        # most_warmup_s.
         least_warmup_s = 0.0 if self.warmup.is_fixed else self.least_warmup_s
-        step_by_count_s = self.max_seconds / (self.warmup.min - 1 + ENOUGH_SAMPLES)
+        least_warmup_count = self.warmup.min - 1  # the budget excludes the cold first step
+        step_by_count_s = self.max_seconds / (least_warmup_count + ENOUGH_SAMPLES)
         step_by_duration_s = (self.max_seconds - least_warmup_s) / ENOUGH_SAMPLES
         step_after_most_s = (self.max_seconds - self.most_warmup_s) / ENOUGH_SAMPLES
         return max(min(step_by_count_s, step_by_duration_s), step_after_most_s)
@@ -703,7 +704,8 @@ def _best_value(workload_class: type, metric_name: str) -> Best:
     """Return whether the largest or the smallest value of a metric is the best."""
     for metric in declared_entries(workload_class, "metrics", "name", "unit"):
         if metric.name == metric_name:
-            return "min" if metric.unit in ("s", "ms", "us", "ns", "bytes", "J") else "max"
+            is_cost = metric.unit in ("s", "ms", "us", "ns", "bytes", "J")
+            return "min" if is_cost else "max"
     return ANSWER_METRICS.get(metric_name, "max")
 
 

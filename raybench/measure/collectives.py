@@ -200,6 +200,7 @@ class LocalCopies:
             for output, source in collective.copies:
                 _copy_cyclically(output, self._random_like(output) if source is None else source)
                 if collective.kind == "reduce_scatter":
+                    # The copy has only this rank's summand.
                     self._add_noise(output)
         return _complete_work([output for output, _ in collective.copies])
 
@@ -267,7 +268,7 @@ def _total_bytes(tensors: Iterable[Tensor]) -> int:
 
 def _in_place(kind: str, arguments: _Arguments) -> _Effect:
     """Return the effect of a collective that writes its result into its inputs."""
-    # DDP needs coalesced tensors.
+    # A dense tensor stays as it is. DDP needs a coalesced sparse tensor.
     copies = [
         (tensor, tensor.coalesce() if tensor.is_sparse else tensor)
         for tensor in arguments["tensors"]
@@ -311,8 +312,9 @@ def _gather(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
 
 
 def _scatter(arguments: _Arguments, ranks: int, rank: int) -> _Effect:
+    """Return the effect of a scatter; a rank that receives has no local data to copy."""
     outputs, input_lists = arguments["output_tensors"], arguments["input_tensors"]
-    # Only the sending rank has inputs; None is data of another rank.
+    # Only the sending rank has inputs: for each output a list with an input for each rank.
     sources = [inputs[rank] for inputs in input_lists] or [None] * len(outputs)
     copies = list(zip(outputs, sources, strict=True))
     return _Effect("scatter", ranks * _total_bytes(outputs), copies)

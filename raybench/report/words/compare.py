@@ -125,7 +125,9 @@ def undecided(change: float) -> str:
 
 
 def other_verdicts(verdicts: Mapping[str, int], points: int) -> str:
-    """Return `1 is faster and 3 are undecided.`; "" if all points have the same verdict.
+    """Return `1 is faster and 3 are undecided.`, the sentence on points that are not slower.
+
+    Empty if all points have the same verdict.
 
     Args:
         verdicts: verdict -> number of points.

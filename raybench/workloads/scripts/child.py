@@ -155,7 +155,7 @@ class _StepControl:
         # Whether the warm-up is over, so that no other optimizer can end iterations.
         self._is_warm = False
         # Untimed and then timed iterations that are left in the block.
-        self._lead_in_left = self._timed_left = 0
+        self._untimed_left = self._timed_left = 0
         self._clock: _Clock | None = None
         # Times the parts of a step; None while only steps are timed.
         self._marks: Any = None
@@ -170,9 +170,9 @@ class _StepControl:
             self._clock = self._begin(optimizer)
         if self._marks is not None:
             self._marks.end_step()
-        if self._lead_in_left:
-            self._lead_in_left -= 1
-            if not self._lead_in_left:
+        if self._untimed_left:
+            self._untimed_left -= 1
+            if not self._untimed_left:
                 self._clock.mark()  # the begin of the first timed iteration
             return
         if self._timed_left:
@@ -224,10 +224,10 @@ class _StepControl:
             message = self._channel.receive()
             match message["do"]:
                 case "steps":
-                    self._lead_in_left = message["lead_in"]
+                    self._untimed_left = message["lead_in"]
                     self._timed_left = message["iterations"]
                     clock.begin(self._timed_left)
-                    if not self._lead_in_left:
+                    if not self._untimed_left:
                         clock.mark()  # the begin of the first timed iteration
                     return
                 case "end_warmup":
@@ -237,6 +237,7 @@ class _StepControl:
                 case "mark_parts":
                     # Load raybench only now, because it must not be there while steps are timed.
                     sys.path.append(str(Path(__file__).parents[3]))
+                    # `why_not` is a value of `NotMeasured`; "" if all parts can be timed.
                     why_not, error_text = "", ""
                     try:
                         device = clock.device or sys.modules["torch"].device("cpu")
