@@ -220,13 +220,13 @@ def _ids_by_settings(
     """Return key -> point_id of each side, for sides that share no point_id."""
     # The sides differ in a setting that does not vary within a side. So the key of a point has only
     # the settings that vary within a side.
-    names: dict[str, None] = {}
+    varying_names: dict[str, None] = {}
     for side in Side:
-        names |= dict.fromkeys(varying([*rows[side].values()]))
+        varying_names |= dict.fromkeys(varying([*rows[side].values()]))
     ids: dict[Side, dict[object, str]] = {}
     for side in Side:
         ids[side] = {}
         for point_id, row in rows[side].items():
-            key = tuple(str(setting_of(row, name)) for name in names)
+            key = tuple(str(setting_of(row, name)) for name in varying_names)
             ids[side][key] = point_id
     return ids

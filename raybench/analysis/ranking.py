@@ -81,9 +81,9 @@ class Candidate:
         return self.is_exact or self.low is not None
 
     def may_equal(self, other: Candidate) -> bool:
-        """Return whether the intervals overlap; without intervals, whether values are equal."""
+        """Return whether the intervals overlap; without both intervals, whether values are equal."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
-            # If only one of the points has an interval, they may be equal.
+            # If the scatter between starts is known for only one point, the points may be equal.
             return self.value == other.value or self.is_sure != other.is_sure
         return self.low <= other.high and other.low <= self.high
 
@@ -409,9 +409,10 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
 
 def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
     """Return which settings win most cases."""
-    # If no case has several rounds, the cases only show what was best in this run.
-    sure = [case for case in contested if case.best.is_sure]
-    decided = [case for case in sure or contested if not case.rivals]
+    # Without the scatter between starts, a case only shows what was best in this run. Such cases
+    # count as decided only if no case has a known scatter.
+    known_scatter = [case for case in contested if case.best.is_sure]
+    decided = [case for case in known_scatter or contested if not case.rivals]
     undecided = len(contested) - len(decided)
     if not decided:
         case = max(contested, key=lambda case: case.gain)

@@ -238,6 +238,7 @@ class Model(Workload):
             self.model.to(compute_dtype(context))
         self._context = context
         self._has_cast_weights = cast_weights
+        # Inference has no gradients to check.
         self.gradient_error = None  # type: ignore[assignment, method-assign]
         self.items_per_step = context.batch_size
 
@@ -316,12 +317,14 @@ class Model(Workload):
         context = self._context
         # Emulate a slower device: repeat part of the work, and drop the result. Use few passes,
         # because each pass has a fixed cost. Not on meta, where raybench counts the operations.
+        # Draw from `self._batches`, because `batches` may have only the batches of one step.
         extra_rows = round(context.extra_work * context.batch_size * self._passes)
         while extra_rows > 0 and context.device.type != "meta":
             inputs, targets = next(self._batches)
             self._local_gradients(inputs[:extra_rows], targets[:extra_rows])
             extra_rows -= context.batch_size
 
+        # The gradient is the mean over the passes, weighed by this rank's share of the samples.
         divisor = self._passes / context.loss_weight
         for index in range(self._passes):
             is_last = index == self._passes - 1
@@ -408,8 +411,10 @@ def estimate_step(
     weights = weight_size * parameters / ranks
     is_adam = settings.get("optimizer", "adam") != "sgd"
     adam_moments = 2 * weights if is_adam else 0.0
+    # A sharded model has no DDP.
+    uses_ddp = settings["world_size"] > 1 and ranks == 1
+    buckets = weights if uses_ddp else 0.0
     # Gradients that are views of DDP's buckets have no memory of their own.
-    buckets = weights if settings["world_size"] > 1 and ranks == 1 else 0.0
     gradients = 0.0 if buckets and settings.get("gradient_as_bucket_view") else weights
     # An Adam that is not fused makes temporaries as large as the weights.
     temporaries = weights if is_adam and not settings.get("fused_optimizer") else 0.0
@@ -461,11 +466,11 @@ def compile_model(model: nn.Module, context: Context, *, wanted: bool) -> Forwar
 def compile_blocks(
     model: nn.Module, *block_classes: type[nn.Module], options: dict[str, bool] | None = None
 ) -> None:
-    """Make all modules of these classes compile themselves at their first call; not on meta.
+    """Make all modules of these classes compile themselves at their first call.
 
-    A class is compiled once per input shape. Values that differ between blocks must be arguments of
-    `forward`: an attribute is a constant of the compiled code, so the next block would be compiled
-    again.
+    Do not call this on meta. A class is compiled once per input shape. Values that differ between
+    blocks must be arguments of `forward`: an attribute is a constant of the compiled code, so the
+    next block would be compiled again.
     """
     for module in model.modules():
         if isinstance(module, block_classes):
