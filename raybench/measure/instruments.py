@@ -52,6 +52,7 @@ class Timer:
         """Make a timer.
 
         Args:
+            in_block: makes a context that surrounds each block of iterations.
             flush: runs before each iteration, outside of its time; for GPUs.
         """
         self._on_gpu = device.type == "cuda"
@@ -81,7 +82,7 @@ class Timer:
     def _time_flushed(
         self, flush: Callable[[], None], step: Step, iterations: int, parts: PartTimes
     ) -> Samples:
-        """Time each iteration between two events of its own, after a flush."""
+        """Call `flush` before each iteration; time the iteration between two events of its own."""
         stream, clock = torch.cuda.current_stream(), perf_counter_ns
         begins, ends = _make_events(iterations), _make_events(iterations)
         origin_ns = clock()
@@ -244,7 +245,7 @@ class MemoryUse:
         In the warm-up gradients may count twice: DDP makes new buckets in the second step, and NCCL
         keeps the first buckets for some steps.
         """
-        self._update_reserved_peak()
+        self._update_reserved_peak()  # the peak of reserved memory includes the warm-up
         self._reset_peaks()
 
     @contextmanager

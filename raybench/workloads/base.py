@@ -180,6 +180,7 @@ class Replicas:
         """Return why `set_comm_hook` must not be called; None if it may be called."""
         if not self.states:
             return NotMeasured.NO_DDP
+        # A hook would make torch.compile compile the model again.
         if count_compiled_frames() > self._frames_before:
             return NotMeasured.COMPILED
         for ddp, state in self.states.items():
@@ -594,6 +595,7 @@ def precision_doubts(precision: Precision, device: torch.device) -> Iterator[Dou
     if lacks_tf32 or (precision is Precision.BF16 and not has_bf16):
         name = torch.cuda.get_device_name(device) if on_gpu else "a CPU"
         yield Doubt(kind=DoubtKind.EMULATED_PRECISION, subject=name)
+    # `apply_precision` switches TF32 on for precision tf32 alone.
     expected = Precision.TF32 if precision is Precision.TF32 else Precision.FP32
     if (effective := effective_precision()) != expected:
         yield Doubt(kind=DoubtKind.OTHER_PRECISION, subject=effective)

@@ -121,15 +121,15 @@ def _endings(data: RunData) -> str:
     for status in Status:
         if status is not Status.OK and (count := statuses.count(status)):
             phrases.append(f"{count} {status.label}")
-    missing = run.points_total - len(statuses)
+    without_rows = run.points_total - len(statuses)
     # The run counts the points that ended, even if the tables have lost their rows.
     ended_in_tables = sum(status != Status.CANCELLED for status in statuses)
     ended_in_run = run.points_ok + run.points_failed + run.points_skipped
-    without_rows = max(0, min(missing, ended_in_run - ended_in_tables))
-    if without_rows:
-        phrases.append(f"{without_rows} ended without rows")
-    if missing > without_rows:
-        phrases.append(f"{missing - without_rows} not run")
+    ended_without_rows = max(0, min(without_rows, ended_in_run - ended_in_tables))
+    if ended_without_rows:
+        phrases.append(f"{ended_without_rows} ended without rows")
+    if without_rows > ended_without_rows:
+        phrases.append(f"{without_rows - ended_without_rows} not run")
     return ", ".join(phrases)
 
 
@@ -139,14 +139,17 @@ def course_of_run(data: RunData) -> str:
 
 
 def has_steps_of_one_item(data: RunData) -> bool:
-    """Return whether each point with a `scope` computes one item in a step."""
-    items_of_steps = []
+    """Return whether each point with the parameter `scope` computes one item in a step.
+
+    Depending on its scope, a step runs one block, a forward pass, or several forward passes.
+    """
+    items_per_step = []
     for row in data.ok_rows:
         if "scope" in row.params and row.throughput:
-            items_of_steps.append(row.throughput * (row.step_ms_mean or 0.0) / MS_PER_S)
-    if not items_of_steps:
+            items_per_step.append(row.throughput * (row.step_ms_mean or 0.0) / MS_PER_S)
+    if not items_per_step:
         return False
-    return all(abs(items - 1) < _SAME_COUNT for items in items_of_steps)
+    return all(abs(items - 1) < _SAME_COUNT for items in items_per_step)
 
 
 def plus_minus(data: RunData) -> str:
@@ -182,20 +185,20 @@ def placeholder_texts(data: RunData, asked: Answer) -> dict[str, str]:
     """Return a text for each placeholder in the meanings of metrics, such as `{baseline}`."""
     baseline = formatting.words_of_settings(data.run.baseline, data.ranks)
     of_rounds = "; computed in each round, then averaged"
-    has_others = bool(set(data.settings) - set(data.run.baseline or ()))
+    has_other_settings = bool(set(data.settings) - set(data.run.baseline or ()))
     return {
-        "ranks": data.ranks,
+        "ranks": data.ranks,  # GPUs or workers
         "baseline": baseline,
         "items": asked.items,
-        "alike": ", with the other settings alike" if has_others else "",
+        "alike": ", with the other settings alike" if has_other_settings else "",
         "of_rounds": of_rounds if any(row.rounds > 1 for row in data.rows) else "",
     }
 
 
 def facts_of_first_screen(data: RunData) -> str:
-    """Return one line: `4 x NVIDIA H200, 3 rounds, 2026-11-22, 36 of 36 points ok`."""
-    counts = [row.rounds for row in data.ok_rows] or [1]
-    least, most = min(counts), max(counts)
+    """Return one line: `4 x NVIDIA H200, 3 rounds, 2026-11-22, 5 min, 36 of 36 points ok`."""
+    round_counts = [row.rounds for row in data.ok_rows] or [1]
+    least, most = min(round_counts), max(round_counts)
     rounds = counted(most, "round")
     if least != most:
         rounds = f"{least} to {rounds}"
