@@ -81,7 +81,7 @@ class Candidate:
         return self.is_exact or self.low is not None
 
     def may_equal(self, other: Candidate) -> bool:
-        """Return whether the intervals overlap; without both intervals, whether values are equal."""
+        """Return whether intervals overlap; without both intervals, whether values are equal."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             # If the scatter between starts is known for only one point, the points may be equal.
             return self.value == other.value or self.is_sure != other.is_sure

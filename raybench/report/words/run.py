@@ -59,6 +59,7 @@ def model(data: RunData) -> tuple[str, ...]:
     parameter_counts, optimizers = set(), set()
     for row in data.rows:
         params = row.params
+        # A row without parameters is described by the name of its workload.
         built_in = builtin_class(row.workload) if params else None
         description = built_in.describe(params) if built_in else ""
         descriptions[description or row.workload] = None
