@@ -97,6 +97,7 @@ def brief(error: BaseException) -> str:
 
 def traceback_of(error: BaseException) -> str:
     """Return the traceback of the error with its causes; the last 4,000 characters."""
+    # Without the causes, in case the error makes `format_exception` fail.
     lines = [*traceback.format_tb(error.__traceback__), brief(error)]
     with suppress(Exception):
         lines = traceback.format_exception(error)

@@ -95,7 +95,7 @@ class YamlSource:
     def explain(self, problem: JobProblem) -> str:
         """Return `file:line:col: dotted.key: message`.
 
-        For an override, `--set KEY=VALUE` replaces the place in the file; for an option, its name.
+        If the file did not give the value, the message begins with `--set KEY=VALUE` or an option.
         """
         problem = self._with_path_in_file(problem)
         subject = f"{key_text(problem.path)}: " if problem.path else ""
@@ -105,7 +105,7 @@ class YamlSource:
         for path in _prefixes(problem.path):
             if path in self.options:
                 return f"{self.options[path]}: {problem.message}"
-        if self.options:
+        if self.options:  # there is no file, so no line
             return f"{self.name}: {subject}{problem.message}"
         line, column = self._position(problem)
         return f"{self.name}:{line}:{column}: {subject}{problem.message}"
@@ -130,8 +130,9 @@ class YamlSource:
         """Return the sort key and the message of each problem."""
         lines = []
         for problem in map(self._with_path_in_file, problems):
-            order = self._override_of(problem) is not None, self._position(problem)
-            lines.append((order, self.explain(problem)))
+            # Problems of overrides come last.
+            sort_key = self._override_of(problem) is not None, self._position(problem)
+            lines.append((sort_key, self.explain(problem)))
         return lines
 
     @property
@@ -165,15 +166,16 @@ class YamlSource:
 
     def _override_of(self, problem: JobProblem) -> str | None:
         """Return the `--set` text that gave the value; None if the file gave it."""
-        if problem.position is not None:
+        if problem.position is not None:  # only mistakes in the text of the file have a position
             return None
         for path in _prefixes(problem.path):
             if path in self.overrides:
                 return self.overrides[path]
+        # The problem may be a missing key in a section that exists only because an override gave
+        # another key of the section.
         for path in _prefixes(problem.path):
             if path in self._places:
-                break
-            # The file lacks this section, so the override of a key in it has created it.
+                break  # the file has this section
             for overridden, text in self.overrides.items():
                 if overridden[: len(path)] == path:
                     return text
@@ -225,7 +227,8 @@ class YamlSource:
 
     def _read_scalar(self, node: Any, path: KeyPath, yaml: YAML) -> Any:
         """Return a scalar as None, bool, int, float or str; an invalid number becomes 0."""
-        kind, given = str(node.tag).removeprefix(_CORE), node.value
+        # The type in YAML, such as `null` or `int`, and the text as written.
+        kind, written = str(node.tag).removeprefix(_CORE), node.value
         key_at, at = self._places[path]
         if kind == "null":
             # Report the position of the key: the parser is already at the next line.
@@ -233,22 +236,23 @@ class YamlSource:
             return None
         # Numbers of `env` stay texts: a number would turn 12.10 into 12.1.
         is_variable = path[:1] == ("env",) and len(path) > 1
-        if kind not in ("bool", "int", "float") or (is_variable and kind != "bool"):
-            if (text := _encodable(given)) != given:
+        is_number = kind in ("int", "float")
+        if (is_number and is_variable) or not (is_number or kind == "bool"):
+            if (text := _encodable(written)) != written:
                 self._add_problem(path, f"not a text that can be kept: {text}", at)
             return text
         try:
             value = getattr(yaml.constructor, f"construct_yaml_{kind}")(node)
         except (LookupError, ValueError):
             # Python raises for thousands of digits, and for "0x_".
-            self._add_problem(path, f"not a number that can be read: {quote(given)}", at)
+            self._add_problem(path, f"not a number that can be read: {quote(written)}", at)
             return 0
         if kind == "int" and abs(value) > _INT64_MAX:
             # Python may refuse to print the value, so other code gets 0.
-            self._add_problem(path, f"an integer must fit into 64 bits, given {quote(given)}", at)
+            self._add_problem(path, f"an integer must fit into 64 bits, given {quote(written)}", at)
             return 0
         if kind == "float" and not math.isfinite(value):
-            self._add_problem(path, f"must be finite, given {quote(given)}", at)
+            self._add_problem(path, f"must be finite, given {quote(written)}", at)
         return value
 
     def _add_problem(self, path: KeyPath, message: str, at: Position) -> None:
@@ -342,12 +346,12 @@ def parse_source(
             source.problems.insert(0, JobProblem(message=message))
         source.data = {}
     else:
-        _expand_quick(source.data)
-        _expand_quick(source.data.get(CPU))
+        _expand_measure_quick(source.data)
+        _expand_measure_quick(source.data.get(CPU))
     cpu_overrides = [text for text in overrides if text.lstrip().startswith(f"{CPU}.")]
     failures = _apply_overrides(source, cpu_overrides)
     # An override may be cpu.measure=quick.
-    _expand_quick(source.data.get(CPU))
+    _expand_measure_quick(source.data.get(CPU))
     if on_cpu:
         _apply_cpu(source)
     other_overrides = [text for text in overrides if text not in cpu_overrides]
@@ -381,7 +385,7 @@ def _apply_cpu(source: YamlSource) -> None:
     source.uses_cpu = bool(source.replaced)
 
 
-def _expand_quick(section: object) -> None:
+def _expand_measure_quick(section: object) -> None:
     """Write out `measure: quick` of a job or of its section `cpu`."""
     if isinstance(section, dict) and section.get("measure") == QUICK:
         section["measure"] = {"seconds": QUICK_SECONDS}
@@ -431,7 +435,8 @@ def _apply_override(source: YamlSource, text: str) -> str | None:
         given = f", given {quote(value)}" if value.strip() and not is_value_quoted else ""
         return f"{_label(text)}: {key_text(problem.path or path)}: {problem.message}{given}"
     if path == ("measure",) and tree.data == QUICK:
-        # Keep the other keys of the section.
+        # Set only `seconds`, and keep the other keys of the section. A count of iterations is
+        # removed, because the count would make `seconds` useless.
         path, tree.data = ("measure", "seconds"), QUICK_SECONDS
         _drop_iterations(source)
     # Set the value, and create missing sections.
