@@ -134,11 +134,11 @@ def _route(match: re.Match[str], networks: Mapping[str, Sequence[tuple[str, str]
     """Return the route of a match of `_ROUTE`.
 
     Args:
-        networks: network -> (name, address or kind) of its devices, by number.
+        networks: network -> (name, address or kind) of each device; the log counts devices from 0.
     """
     sender, receiver, transport = int(match["sender"]), int(match["receiver"]), match["transport"]
     network = _NETWORK.fullmatch(transport)
-    if network is None:
+    if network is None:  # a transport without network, such as `P2P/CUMEM`
         kind, _, detail = transport.partition("/")
         return Route(sender=sender, receiver=receiver, kind=kind, detail=detail.partition("/")[0])
     name, number = network["name"], int(network["device"])

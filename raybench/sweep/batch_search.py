@@ -43,9 +43,10 @@ class SeriesSearch:
 
 
 def next_batch(start: int, most: int, outcomes: Mapping[int, Status]) -> Step:
-    """Return the next step of a search from `start` up to `most`.
+    """Return the next batch size to try, why the search failed, or None if the search succeeded.
 
     Args:
+        start, most: first batch size, and upper bound.
         outcomes: batch size -> status of its point.
     """
     oom_batches = [batch for batch, status in outcomes.items() if status is Status.OOM]
@@ -125,20 +126,21 @@ def series_search(
 ) -> SeriesSearch:
     """Return the state of the search that began with `first`, from the status of each point_id."""
     batches_per_step = _batches_per_step(first)
-    # The global batch must fit into a column of the result tables.
+    # The global batch, `batches_per_step` times the batch, must fit into a result table.
     most = min(search.max or _MOST_BATCH, _INT64_MAX // batches_per_step)
     outcomes: dict[int, Status] = {}
     # Replay the search to find the batches that it has tried. A point that is neither ok nor oom
     # was oom when the search went on from this point, and was retried later.
     original_outcomes: dict[int, Status] = {}
-    step: Step = search.start
-    while isinstance(step, int):  # a batch size
-        status = statuses.get(with_batch(first, step).point_id)
-        if status is None:
+    tried: Step = search.start
+    while isinstance(tried, int):  # until the search has ended
+        status = statuses.get(with_batch(first, tried).point_id)
+        if status is None:  # not tried yet
             break
-        outcomes[step] = status
-        original_outcomes[step] = Status.OK if status is Status.OK else Status.OOM
-        step = next_batch(search.start, most, original_outcomes)
+        outcomes[tried] = status
+        original_outcomes[tried] = Status.OK if status is Status.OK else Status.OOM
+        tried = next_batch(search.start, most, original_outcomes)
+    # With the true statuses, a point that is neither ok nor oom may end the search.
     next_step = next_batch(search.start, most, outcomes)
     batches = list(outcomes)
     if isinstance(next_step, int) and next_step not in outcomes:

@@ -173,8 +173,9 @@ class RayCluster:
     def _replace(
         self, worker_ids: Collection[int], environment: Mapping[str, str] | None = None
     ) -> dict[int, str]:
-        """Call `WorkerPool.replace`, unless the cluster is gone or closed."""
+        """Call `WorkerPool.replace`; return worker id -> why no process starts in `environment`."""
         self._check_open()
+        # Look now: without its head, Ray ends this process when an actor is killed or started.
         self._monitor.check(afresh=True)
         return self._pool.replace(worker_ids, environment)
 
@@ -206,9 +207,9 @@ class RayCluster:
     def close(self) -> None:
         """Kill the actors and leave Ray; takes seconds. Running points raise ClusterError."""
         self._is_closing.set()
-        # Read this before `gone` looks again: if the head is lost only now, no measurement suffers,
-        # and the guard below must not call `end`.
-        lost_head = self._monitor.last_gone
+        # Keep this result, because `gone()` below looks again. If the head is lost only then, no
+        # measurement suffers, so the guard at the end must not end this process with an error.
+        head_lost_before = self._monitor.last_gone
         is_released = threading.Event()
 
         def release() -> None:
@@ -234,7 +235,7 @@ class RayCluster:
         with self._point_ended:
             self._point_ended.wait_for(lambda: not self._running_points, timeouts.CLOSE_S)
         # Without the guard, Ray would wait a minute for a head that is cut off.
-        with ray_guard(lambda: lost_head, self._end):
+        with ray_guard(lambda: head_lost_before, self._end):
             leave(self._connection.folder, is_borrowed=self._connection.is_borrowed)
 
     def _check_open(self) -> None:

@@ -89,7 +89,7 @@ class NodeAgent:
 
         self._locks = DeviceLocks()
         # The workers of this sweep will add to the load.
-        self._load_before, *_ = os.getloadavg()
+        self._load_before_sweep, *_ = os.getloadavg()
         # UUID -> memory in use before the first worker attached its device.
         self._used_before_bytes = memory_in_use_bytes()
         self._samplers: list[Any] = []
@@ -165,7 +165,7 @@ class NodeAgent:
             from raybench.hardware.devices import FactReader
 
             self._fact_reader = FactReader()
-        host = read_host(self._load_before)
+        host = read_host(self._load_before_sweep)
         return tuple(replace(facts, host=host) for facts in self._fact_reader.read(devices))
 
     def outputs(self, process_ids: Sequence[int], only_new: bool = False) -> dict[int, str]:
@@ -406,23 +406,23 @@ class NodeAgents:
             return self._silent
 
     def _is_silent(self, node: _Node, now_s: float) -> bool:
-        """Read the last ping and send the next; restart an agent that died on a living node."""
+        """Return whether a node was silent too long; ping its agent, or restart a dead agent."""
         # If this process itself was paused, most of the pause does not count as silence.
         node.silence_s += min(now_s - node.looked_s, timeouts.LONGEST_LOOK_S)
         node.looked_s = now_s
-        is_done = bool(ray.wait([node.ping_call], timeout=0)[0])
+        is_ping_done = bool(ray.wait([node.ping_call], timeout=0)[0])
         # A ping that is done without an answer means that the agent has died.
-        has_answered = is_done and bool(_collect({node.ping_call: node.node_id}, 0.0))
+        has_answered = is_ping_done and bool(_collect({node.ping_call: node.node_id}, 0.0))
         if has_answered:
-            # An agent without devices gets more time, because starting workers keep the cores busy.
             node.silence_s = 0.0
+            # An agent without devices gets more time, because starting workers keep the cores busy.
             node.patience_s = timeouts.NODE_SILENCE_S if node.devices else timeouts.NODE_STARTING_S
             node.ping_call = node.agent.ping.remote(self._limits_logs)
         elif node.silence_s <= node.patience_s:
-            may_have_ended = is_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
-            if may_have_ended and self.has_ray_ended(node.node_id, asks_ray=is_done):
+            may_have_ended = is_ping_done or node.silence_s > timeouts.NODE_REFUSAL_AFTER_S
+            if may_have_ended and self.has_ray_ended(node.node_id, asks_ray=is_ping_done):
                 node.patience_s = 0.0  # the node is lost now
-            elif is_done:
+            elif is_ping_done:
                 self._restart_agent(node)
         return node.silence_s > node.patience_s
 
