@@ -152,9 +152,11 @@ class _Estimate:
     def detectable(self, threshold: float) -> Floats:
         """Return the slowdown that the last look and the fresh pairs find in 95 % of cases."""
         power_quantile = stdtrit(self.degrees, _POWER)
-        # Standard errors of the mean log ratio, and the slowdowns in logarithms.
+        # Standard errors of the mean log ratio.
         error_at_last_look = np.sqrt(self.variance / LOOKS[-1])
         error_in_fresh_pairs = np.sqrt(self.variance / CONFIRMING_PAIRS)
+        # Slowdowns in logarithms: the interval at the last look must exclude 0, and the mean of the
+        # fresh pairs must reach the threshold.
         last_look_quantile = self._quantile(np.full_like(self.pairs, LOOKS[-1]))
         at_last_look = (last_look_quantile + power_quantile) * error_at_last_look
         in_fresh_pairs = -math.log1p(-threshold) + power_quantile * error_in_fresh_pairs

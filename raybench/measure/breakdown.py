@@ -163,6 +163,9 @@ def break_down(workload: Workload, timer: Timer, context: Context, extent: Exten
 
     Call this after a step, because regions are timed only if a step has entered one. Afterwards the
     weights of the ranks differ, and models with a hook of `hook_setter` reduce no gradients.
+
+    Args:
+        extent: how many samples of each kind of step to time.
     """
     device, on_gpu = context.device, context.device.type == "cuda"
     if context.cuda_graph:
@@ -269,6 +272,7 @@ def _time_compute_and_comm(runner: _StepRunner) -> Breakdown:
         error = errors[0] if errors else "on another rank"
         failed = Doubt(kind=DoubtKind.CHECK_FAILED, subject=f"step without its peers: {error}")
         has_traffic = any_rank(bool(traffic), context.device)
+        # If no rank could count collectives, the columns of traffic are not measured either.
         columns = _TIME_COLUMNS if has_traffic else (*_TIME_COLUMNS, *_TRAFFIC_METHODS)
         return replace(
             all_not_measured(NotMeasured.FAILS_ALONE, columns),
@@ -331,6 +335,7 @@ def _time_local_steps(
     context, extent = runner.context, runner.extent
     with block_context():
         step()
+    # A sample is one loop of `extent.inner` steps.
     loop = loop_step(step, extent.inner)
     optimizer = OptimizerMarks(context.device)
     device_ms: float | None = None
@@ -385,7 +390,7 @@ def _time_local_steps(
 def _time_until_precise(
     runner: _StepRunner, loop: Step, block_context: BlockContext
 ) -> list[list[float]]:
-    """Return the ms of each local step, by block. Collective.
+    """Return the ms per step of each sample (one call of `loop`), by block. Collective.
 
     With several ranks blocks follow until each rank's median is precise enough to find a slow rank.
     """
@@ -398,8 +403,10 @@ def _time_until_precise(
         steps_ms = list(chain(*blocks))
         # The smallest difference between two ranks that such medians can show.
         detectable_ms = MARK_ERRORS * math.sqrt(2) * median_error(steps_ms)
+        # A slow rank's step is longer by more than this.
+        threshold_ms = MARK_SHARE * statistics.median(steps_ms)
         # Half of the threshold, because blocks of one rank may differ, too.
-        is_imprecise = detectable_ms > MARK_SHARE / 2 * statistics.median(steps_ms)
+        is_imprecise = detectable_ms > threshold_ms / 2
         if not any_rank(is_imprecise, context.device):
             break
         blocks.append(runner.time_block(loop, block_samples, block_context))

@@ -79,10 +79,10 @@ def share_out(
     # A probe is valid for all shares, but shares by accumulation have their own sizes.
     execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
     step_settings = (point.workload, *point.params.items(), point.batch_size, *execution.values())
-    key = (group, *step_settings)
-    if key not in probes:
-        probes[key] = prober.probe_group()
-    group_probe = probes[key]
+    probe_key = (group, *step_settings)
+    if probe_key not in probes:
+        probes[probe_key] = prober.probe_group()
+    group_probe = probes[probe_key]
     shares, local_steps_s = _choose_shares(prober, group_probe)
 
     # Check the gradients of the chosen shares. A rank without a share has no gradients, so all
@@ -95,6 +95,7 @@ def share_out(
         gradient_error = gather_objects(local_error)[rank_of_largest_share]
         with_batch_norm = has_batch_norm(workload)
 
+    # Ranks without a share exchange no gradients; usually these are the slow ranks.
     exchange_s = group_probe.exchange_s if all(shares) else group_probe.fast_exchange_s
     probe = group_probe.probes[rank]
     share = RankShare(
@@ -140,15 +141,18 @@ def _choose_shares(prober: StepProber, group_probe: GroupProbe) -> tuple[Shares,
         local_step_s = prober.time_alone(items, step.context).step_s if items else 0.0
         return tuple(gather_objects(local_step_s))
 
-    setting, all_items = step.point.shares, step.equal_items * len(group_probe.probes)
-    speeds = [probe.speed for probe in group_probe.probes]
+    setting = step.point.shares
+    world_size = len(group_probe.probes)
+    all_items = step.equal_items * world_size  # samples of all ranks in a step
+    # Every share is a multiple of `step.unit` samples.
     if setting in (BY_SPEED, BY_ACCUMULATION):
+        speeds = [probe.speed for probe in group_probe.probes]
         try:
             return balance(speeds, all_items, step.unit, time_local_steps)
         except ValueError as error:
             raise UsageError(f"shares: {setting}: {error}") from error
     if setting == EQUAL:
-        shares = equal_shares(len(group_probe.probes), all_items, step.unit)
+        shares = equal_shares(world_size, all_items, step.unit)
     elif setting == FAST:
         shares = fast_shares(group_probe.are_fast, all_items, step.unit)
     else:

@@ -149,20 +149,21 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     breakdowns = [m.breakdown for m in measurements if m.breakdown is not None]
     if len(breakdowns) < len(measurements):
         return PartColumns(slowest_rank=_slowest_by_timed_steps(measurements, step_ms))
-    # Computation and host gap of the rank with the longest local step.
+    # Take computation and host gap from the rank with the longest local step.
     local_steps = [list(chain(*b.local_ms)) for b in breakdowns]
     local_ms = list(map(median, local_steps)) if all(local_steps) else []
     longest_local_ms = max(local_ms, default=None)
-    slowest = 0 if longest_local_ms is None else local_ms.index(longest_local_ms)
-    slow = breakdowns[slowest]
-    # Time of the device in a step; None on a CPU or if unknown.
-    busy_ms, host_gap_ms, is_host_bound = slow.device_ms, None, None
-    if longest_local_ms is not None and slow.device_ms is not None:
-        host_gap_ms = max(0.0, longest_local_ms - slow.device_ms)
+    slowest_index = 0 if longest_local_ms is None else local_ms.index(longest_local_ms)
+    slowest = breakdowns[slowest_index]
+    # Time in which the device works on a step; `device_ms` is None on a CPU, or if unknown.
+    busy_ms, host_gap_ms, is_host_bound = slowest.device_ms, None, None
+    if longest_local_ms is not None and slowest.device_ms is not None:
+        host_gap_ms = max(0.0, longest_local_ms - slowest.device_ms)
         is_host_bound = host_gap_ms > HOST_BOUND_SHARE * longest_local_ms
     elif longest_local_ms is not None:
         # A CPU is busy except when it waits for data.
-        busy_ms = longest_local_ms - (data_wait_ms(measurements[slowest : slowest + 1]) or 0.0)
+        data_ms = data_wait_ms([measurements[slowest_index]])
+        busy_ms = longest_local_ms - (data_ms or 0.0)
     # Use the rank with the shortest communication, because it comes last and does not wait.
     comm_ms = stats.median_of_smallest([b.comm_ms for b in breakdowns])
     hooked = [b.hooked_ms for b in breakdowns]
@@ -184,8 +185,9 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
     if comm_ms and [kind_traffic.kind for kind_traffic in traffic] == ["all_reduce"]:
         bus_gb_s = {"all_reduce": traffic[0].bus_bytes / (comm_ms / MS_PER_S) / BYTES_PER_GB}
     calls = _largest_by_kind(breakdowns, lambda traffic: traffic.calls)
+    rest_ms = None if longest_local_ms is None else step_ms - longest_local_ms
     exposed_ms, unexplained_ms = split_rest(
-        None if longest_local_ms is None else step_ms - longest_local_ms,
+        rest_ms,
         comm_ms,
         has_peers=len(local_ms) > 1,
         is_counted=calls is not None,
@@ -194,12 +196,12 @@ def part_columns(measurements: Sequence[Measurement], step_ms: float) -> PartCol
         host_bound=is_host_bound,
         parts_step_ms=step_ms,
         local_step_ms=longest_local_ms,
-        compute_ms=None if busy_ms is None else max(0.0, busy_ms - (slow.optimizer_ms or 0.0)),
+        compute_ms=None if busy_ms is None else max(0.0, busy_ms - (slowest.optimizer_ms or 0.0)),
         comm_ms=comm_ms,
         comm_exposed_ms=exposed_ms,
         unexplained_ms=unexplained_ms,
         wait_ms=wait_ms,
-        optimizer_ms=slow.optimizer_ms,
+        optimizer_ms=slowest.optimizer_ms,
         host_gap_ms=host_gap_ms,
         local_step_ms_by_rank=tuple(local_ms) or None,
         device_ms_by_rank=_complete([b.device_ms for b in breakdowns]),
