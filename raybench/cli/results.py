@@ -249,7 +249,8 @@ def _details(results: Path, run_id: str, prefix: str, references: References) ->
     attempts = sorted(
         (row for row in data.points if row.point_id == point_id), key=lambda row: row.attempt
     )
-    # The mean of the rounds. A point that ran only as a control has none, so show its last attempt.
+    # The mean of the rounds, without controls (repeats that show a drift of the machine). A point
+    # that ran only as a control has no mean, so show its last attempt.
     [row] = mean_of_rounds(attempts) or attempts[-1:]
     # None for a point that ran only as a control.
     scaled_row = next((row for row in data.rows if row.point_id == point_id), None)

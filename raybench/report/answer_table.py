@@ -47,8 +47,8 @@ class AnswerValue:
     row: ScaledRow
     # The value without its unit.
     text: str
-    # Sort key of a list: the largest comes first.
-    order: float
+    # A list begins with the largest sort key.
+    sort_key: float
     # Half of the 95 % interval as a share of the value; None if unknown.
     half_width: float | None = None
     is_wide: bool = False
@@ -74,28 +74,28 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
         case NothingMeasured():
             return []
         case LargestBatches() as largest:
-            # Each batch once.
+            # List each batch of the same settings once.
             batches = {(str(each.settings), each.batch_size): each for each in largest.batches}
             return [
-                AnswerValue(row=batch.row, text=f"{batch.batch_size:,}", order=batch.batch_size)
+                AnswerValue(row=batch.row, text=f"{batch.batch_size:,}", sort_key=batch.batch_size)
                 for batch in batches.values()
             ]
         case SpeedUps():
             rows = with_most_ranks(data.rows)
             if not varying(rows):
-                # A single point on the most devices leaves room for fewer devices.
+                # Only one point has the most devices, so also show points with fewer devices.
                 rows = [row for row in data.ok_rows if row.speed_up is not None]
             return [_speed_up_value(row) for row in rows]
         case Gains():
             rows = rows_compared(data.rows)
             if len(varying(rows)) < 2:
-                # A single list has room for the baseline too.
+                # The table will be a list, which has room for the baseline, too.
                 rows = [row for row in data.ok_rows if row.speed_up is not None]
             return [_speed_up_value(row) for row in rows]
     if answer.metric is None:
         return []
     unit = formatting.unit_of(data.rows)
-    # The best value has the largest `order`.
+    # The best value has the largest sort key.
     sign = 1 if answer.ranked_by.best == "max" else -1
     values = []
     for candidate in chain.from_iterable(case.ranked for case in answer.cases):
@@ -103,7 +103,7 @@ def answer_values(answer: RunAnswer) -> list[AnswerValue]:
         value = AnswerValue(
             row=candidate.row,
             text=text,
-            order=sign * candidate.value,
+            sort_key=sign * candidate.value,
             half_width=candidate.half_width,
         )
         values.append(value)
@@ -114,7 +114,7 @@ def _speed_up_value(row: ScaledRow) -> AnswerValue:
     return AnswerValue(
         row=row,
         text=formatting.ratio(row.speed_up),
-        order=row.speed_up or 0.0,
+        sort_key=row.speed_up or 0.0,
         half_width=speed_up_half_width(row),
     )
 
@@ -183,7 +183,7 @@ def _list_table(
 ) -> AnswerTable:
     """Return the values as a sorted list, each with its interval and its step time."""
     ranks_noun, unit = answer.data.ranks, formatting.unit_of(answer.data.rows)
-    shown = sorted(values, key=lambda value: -value.order)[:MOST_ROWS]
+    shown = sorted(values, key=lambda value: -value.sort_key)[:MOST_ROWS]
     columns = [
         ShownColumn(title="", is_text=True),
         ShownColumn(title=words.value_name(answer)),
@@ -208,14 +208,15 @@ def _list_table(
         rows=tuple(tuple(row[index] for index in indexes) for row in rows),
         kind=heading,
     )
-    has_plain = any(short_name(value.row, names, ranks_noun) == "plain" for value in shown)
+    shown_rows = [value.row for value in shown]
+    # The report says that these switches are off in rows named `plain`.
+    has_plain = any(short_name(row, names, ranks_noun) == "plain" for row in shown_rows)
+    switches_off = _switches(shown_rows, names) if has_plain else ()
     return AnswerTable(
         table=table,
         left_out=len(values) - len(shown),
         has_wide=any(value.is_wide for value in shown),
-        plain=_plain_switches([value.row for value in shown], names, ranks_noun)
-        if has_plain
-        else (),
+        plain=switches_off,
     )
 
 

@@ -312,7 +312,9 @@ def parts_figure(data: ChartData) -> Figure | None:
         )
     note = " ".join([note, *unknown_losses(data.rows)])
     drawn_parts = {part for row in rows for part in _part_shares(row)}
-    titles_and_colors = [look for part, look in _PARTS.items() if part in drawn_parts]
+    titles_and_colors = [
+        title_and_color for part, title_and_color in _PARTS.items() if part in drawn_parts
+    ]
     # The parts may add up to more than the step.
     longest_bar = max(1.0, *(sum(_part_shares(row).values()) for row in rows))
     scale = {"domain": [0, longest_bar], "nice": False}
