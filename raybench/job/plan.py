@@ -205,13 +205,12 @@ def _combinations(job: Job) -> Iterator[tuple[KeyPath, _ValuesWithPaths]]:
             axes.append([{name: (value, (section, name, i))} for i, value in enumerate(values)])
     for number, entry in enumerate(job.zip):
         lists = _convert_all(job, entry)  # the lists of an entry vary together
-        count = min(map(len, lists.values()), default=0)
-        axes.append(
-            [
+        axis: list[_ValuesWithPaths] = []
+        for i in range(min(map(len, lists.values()), default=0)):
+            axis.append(
                 {name: (values[i], ("zip", number, name, i)) for name, values in lists.items()}
-                for i in range(count)
-            ]
-        )
+            )
+        axes.append(axis)
     if axes or not job.include:
         for positions in itertools.product(*axes):
             combination: _ValuesWithPaths = {}

@@ -316,7 +316,7 @@ def attention_kernels(step: Step) -> tuple[str, ...]:
     return tuple(
         kernel
         for kernel, operators in _ATTENTION_OPERATORS.items()
-        if any(operator in called for operator in operators)
+        if called.intersection(operators)
     )
 
 

@@ -203,9 +203,12 @@ def _list_table(
         if any(row[index] for row in rows):
             index_of_title.setdefault(column.title, index)
     indexes = list(index_of_title.values())
+    shown_cells = []
+    for row in rows:
+        shown_cells.append(tuple(row[index] for index in indexes))
     table = Table(
         columns=tuple(columns[index] for index in indexes),
-        rows=tuple(tuple(row[index] for index in indexes) for row in rows),
+        rows=tuple(shown_cells),
         kind=heading,
     )
     shown_rows = [value.row for value in shown]
