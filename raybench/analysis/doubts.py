@@ -97,7 +97,10 @@ def doubts_of_run(rows: Iterable[ScaledRow], trials: Trials) -> tuple[DoubtGroup
 
 
 def _drift_of_controls(trials: Trials) -> Sequence[DoubtGroup]:
-    """Return one doubt about all controls that drifted; [] if no control drifted."""
+    """Return one doubt about all controls that drifted; [] if no control drifted.
+
+    A control is the baseline point, repeated at the end of a block of points.
+    """
     drifts = list(trials.drifts())
     if not drifts:
         return []

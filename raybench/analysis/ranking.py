@@ -408,11 +408,10 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
 
 
 def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
-    """Return which settings win most cases."""
-    # Without the scatter between starts, a case only shows what was best in this run. Such cases
-    # count as decided only if no case has a known scatter.
-    known_scatter = [case for case in contested if case.best.is_sure]
-    decided = [case for case in known_scatter or contested if not case.rivals]
+    """Return which settings win most cases, with one of these cases as an example."""
+    # `is_sure` needs several starts. Cases with a single start count only if all cases have one.
+    sure = [case for case in contested if case.best.is_sure]
+    decided = [case for case in sure or contested if not case.rivals]
     undecided = len(contested) - len(decided)
     if not decided:
         case = max(contested, key=lambda case: case.gain)

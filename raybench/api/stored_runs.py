@@ -87,8 +87,9 @@ def load_health(
 
     root, run_id = reader.find_run(results, run)
     row = reader.read_run(root, run_id)
-    # A check that was interrupted early has no findings.
-    if not row.is_health_check and not (root / "health" / run_id).is_dir():
+    # A check that was interrupted early has no findings, and another run has none either.
+    has_findings = (root / "health" / run_id).is_dir()
+    if not row.is_health_check and not has_findings:
         return None
     rows = reader.read_table(root, "devices", run_id).to_pylist(maps_as_pydicts="strict")
     devices = [from_row(Device, row) for row in rows]

@@ -615,13 +615,14 @@ def _load_of_others(before: NodeUse, after: NodeUse, devices: Sequence[Device]) 
         time_before = before.own_times.get(process, CpuTime(0.0, 0.0))
         own_s += time_after.own_s - time_before.own_s
         children_s += time_after.children_s - time_before.children_s
-    # When a process of ours ends, all its time moves to the children's time of its parent. Subtract
+    # When a process of ours ends, all its time is added to the children's time of its parent, also
     # the time that the process had used before the first reading.
-    ended_s = 0.0
+    used_earlier_s = 0.0
     for process, time_before in before.own_times.items():
         if process not in after.own_times:
-            ended_s += time_before.own_s + time_before.children_s
-    others_s = after.busy_s - before.busy_s - own_s - max(0.0, children_s - ended_s)
+            used_earlier_s += time_before.own_s + time_before.children_s
+    own_s += max(0.0, children_s - used_earlier_s)
+    others_s = after.busy_s - before.busy_s - own_s
 
     busy_cores = others_s / (after.time_s - before.time_s) if others_s > _MIN_LOAD_S else 0.0
     # Ignore a small share of the processors that the point uses: an idle system has some load.

@@ -130,6 +130,7 @@ class Responder:
         return None
 
     def _write_facts(self) -> None:
+        """Write how to reach this process to the beginning of the file of answers."""
         facts = {
             "pid": os.getpid(),
             "thread": self._thread_id,

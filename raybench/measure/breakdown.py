@@ -342,8 +342,9 @@ def _time_local_steps(
     methods = {"local_step_ms": local_method, **_UNEXPLAINED_METHOD}
     not_measured: dict[str, NotMeasured] = {}
 
-    # Run half of the local steps before the queued steps and half after them, because the speed of
-    # the host may change meanwhile.
+    # On a GPU also time loops that are queued together: without gaps of the host they take as long
+    # as the device works. `time_queued_steps` fills `optimizer`, too. Run half of the local steps
+    # before the queued steps and half after them, because the speed of the host may change.
     if context.device.type == "cuda":
         early_ms = _time_until_precise(runner, loop, block_context)
         loop_ms = extent.inner * statistics.median(chain(*early_ms))

@@ -60,9 +60,9 @@ def share_out(
     group: object,
     probes: dict[object, GroupProbe],
 ) -> WorkloadPart:
-    """Choose the shares of an uneven step, and return this rank's part. Collective.
+    """Choose how many items each rank gets, and return this rank's part of the step. Collective.
 
-    A process group that is formed here stays.
+    If a probe forms a process group of the fast ranks, the group is not destroyed.
 
     Args:
         context: this rank among all ranks, without emulation.
@@ -76,7 +76,8 @@ def share_out(
     rank = context.rank
     step = DividedStep(context=slow_down(context, point), point=point)
     prober = StepProber(make=make, step=step)
-    # A probe is valid for all shares, but shares by accumulation have their own sizes.
+    # A probe times steps of several sizes, so it is valid for all ways to share. Only shares by
+    # accumulation need a probe of their own, because they change the number of passes.
     execution = {**point.execution, "shares": point.shares == BY_ACCUMULATION}
     step_settings = (point.workload, *point.params.items(), point.batch_size, *execution.values())
     probe_key = (group, *step_settings)

@@ -141,9 +141,12 @@ def _content(path: Path) -> bytes:
 
 def _hash_recursively(
     files: Iterable[tuple[str, Path]],  # (name, path)
-    own_package: str = "",  # top package of the workload
+    own_package: str = "",  # top package of the workload, whose imports are always followed
 ) -> dict[str, str]:
-    """Return file name -> SHA-256, for the given files and the files that they import."""
+    """Return file name -> SHA-256, for the given files and the files that they import.
+
+    Imports of raybench, of the standard library and of installed packages are not followed.
+    """
     hashes: dict[str, str] = {}
     seen_modules: set[str] = set()
     # Each entry has the (name, path) of the files of one module.

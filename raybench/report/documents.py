@@ -472,7 +472,11 @@ def _fix_units(text: str) -> str:
 
 
 def _renderables(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
-    """Yield what rich draws for each block, with blank lines between the blocks."""
+    """Yield what rich draws for each block, with blank lines between the blocks.
+
+    The columns of a table are explained below the table. The block `Legend` lists only the columns
+    that did not fit.
+    """
     blocks = list(blocks)
     # (table, titles of columns left out) of the tables before the last `Legend` block.
     fitted_with_legend = [fit(table, width) for table in _tables_before_legend(blocks)]

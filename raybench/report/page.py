@@ -366,7 +366,7 @@ def _step_cell(row: ScaledRow) -> Cell:
 
 
 def _metric_column(metric: Metric, placeholders: dict[str, str]) -> ColumnOf[ScaledRow]:
-    """Return the column of a metric; shares and speed-ups are sorted by unrounded values.
+    """Return the column of a metric; shares and speed-ups have more digits to sort by than to show.
 
     Args:
         placeholders: placeholder in the meaning of the metric -> text.
@@ -377,6 +377,7 @@ def _metric_column(metric: Metric, placeholders: dict[str, str]) -> ColumnOf[Sca
     def value_cell(row: ScaledRow) -> Cell:
         value = value_of(row, metric)
         text = formatting.metric(metric, value)
+        # As a share of 1, whatever the unit of the metric.
         sort = f"{value / hundred_percent:.5g}" if text and hundred_percent else ""
         return Cell(text=text, sort=sort)
 

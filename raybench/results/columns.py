@@ -113,7 +113,7 @@ def columns_of(row_class: type[Any]) -> tuple[TableColumn, ...]:
 
 @cache
 def _columns_by_field(row_class: Any) -> tuple[tuple[str, TableColumn | None], ...]:
-    """Return (field name, column) of each field; the column of a nested dataclass is None."""
+    """Return (field name, column) of the fields that are columns or nested dataclasses (None)."""
     hints = type_hints(row_class, include_extras=True)
     columns: list[tuple[str, TableColumn | None]] = []
     for field in fields(row_class):

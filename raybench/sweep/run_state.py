@@ -198,7 +198,7 @@ def check_code(run: Run, code: Code) -> None:
 
 
 def plan_of_run(plan: Plan, root: Path, run_id: str) -> Plan:
-    """Return the plan with the points that batch searches have added to the run.
+    """Return the plan with the points that batch searches have added, and will try next.
 
     Raises:
         ResultsError: the rows of the run cannot be read.

@@ -224,7 +224,7 @@ def _widest_interval(
     answer: RunAnswer,
     half_widths: Sequence[tuple[float, ScaledRow]],  # half of the interval as a share, and point
 ) -> str:
-    """Return the widest 95 % interval over the rounds, and its point."""
+    """Return a sentence on the widest 95 % interval over the rounds, and its point."""
     half_width, row = max(half_widths, key=lambda half_and_row: half_and_row[0])
     noun = "speed-up"
     if not isinstance(answer.leading, SpeedUps | Gains) and answer.metric is not None:

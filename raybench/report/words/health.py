@@ -449,8 +449,9 @@ def _peer_value(peers: PeerValue, unit: str) -> str:
 
 
 def _value_range(interval: ValueRange, unit: str) -> str:
-    """Return `671 to 782 TFLOP/s (where the range comes from)`; equal ends once."""
+    """Return `671 to 782 TFLOP/s (source of the range)`; if low equals high, a single number."""
     source = {
+        # A burn-in is compared with its own beginning.
         "start": "as at its beginning",
         "own checks": f"its earlier checks, {interval.checks} of them",
         "checks of model": f"earlier checks of this model, {interval.checks} of them",
