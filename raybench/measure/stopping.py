@@ -157,7 +157,7 @@ class StoppingPolicy:
         """
         settings, done = self.settings, len(progress.sample_ns)
         left_s = settings.max_seconds - progress.warm_s - progress.timed_s
-        # The first samples complete the warm-up, and then move to `drifted_ns`.
+        # The first samples complete the warm-up, once, and then move to `drifted_ns`.
         warmup_samples = self._missing_warmup(progress)
         wanted = warmup_samples if warmup_samples > 0 else self._wanted_samples(progress)
         is_complete = done >= self.enough_share * wanted

@@ -170,8 +170,8 @@ def _module_files(
     own_package: str,  # top package of the workload
 ) -> Iterator[tuple[str, Path]]:
     """Yield name and path of a module, and of each package that contains the module."""
-    # Yield nothing for raybench, the standard library and installed packages, unless the workload
-    # itself is in `own_package`.
+    # Yield nothing for raybench, the standard library and installed packages, unless the module is
+    # in `own_package`.
     top, *submodules = module.split(".")
     if top != own_package and (top == "raybench" or top in sys.stdlib_module_names):
         return

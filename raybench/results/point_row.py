@@ -154,8 +154,8 @@ def is_slowed_by_one_rank(row: PointRow) -> bool:
     step_ms = step_of_parts(row)
     if row.slowest_rank is None or row.straggler_ms is None or not step_ms:
         return False
-    # `straggler_ms` is the difference between both ranks in steps without communication. The timed
-    # steps confirm less of the difference if the parts of a step exceed them.
+    # `straggler_ms` is the difference between both ranks in steps without communication. The
+    # difference counts less if the parts of a step are longer than the timed step.
     excess_ms = confirmed_excess_ms(row.straggler_ms, row.unexplained_ms)
     error_ms = row.straggler_error_ms or 0.0
     return stands_out(excess_ms, error_ms, step_ms)

@@ -541,8 +541,8 @@ def scatter_panel(marks: Sequence[Mark], layout: ScatterLayout, title: str = "")
     """Return a panel of points without lines; a single kind of points has no legend.
 
     Args:
-        marks: at least one, each with `x`, `y`, `line` and `tip`.
-        layout: axes, shapes, colours and height.
+        marks: at least one, each with `x`, `y`, `line` (the kind of the point) and `tip`.
+        layout: axes, shapes, colours and height; a vertical line marks its level.
         title: title of the panel.
     """
     channels: Spec = {"x": {"field": "x", **layout.x}, "y": {"field": "y", **layout.y}}
