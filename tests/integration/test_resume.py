@@ -63,14 +63,14 @@ def kill(process, program):
     os.kill(found, signal.SIGKILL)
 
 
-# What is done to the sweep, the exit code and the statuses that follow, and how long ranks stay in
-# the point after it: None where nothing lets them go on.
+# What is done to the sweep, the exit code and the statuses of all attempts so far, and how long
+# ranks stay in the point after it: None where nothing lets them go on.
 HARMS = [(lambda sweep, _: sweep.kill(), -signal.SIGKILL, ["ok"], 0.0)]
 RARER_HARMS = [
     (fill, 2, ["ok"], 0.0),
     (lambda sweep, _: kill(sweep, "gcs_server"), 3, ["ok", "lost"], None),
-    (lambda sweep, _: sweep.terminate(), 130, ["ok", "cancelled"], 0.0),
-    (lambda sweep, _: kill(sweep, "/raylet/raylet"), 3, ["ok", "cancelled", "lost"], None),
+    (lambda sweep, _: sweep.terminate(), 130, ["ok", "lost", "cancelled"], 0.0),
+    (lambda sweep, _: kill(sweep, "/raylet/raylet"), 3, ["ok", "lost", "cancelled", "lost"], None),
 ]
 
 
