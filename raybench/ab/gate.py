@@ -140,7 +140,7 @@ def resume_ab(
     Args:
         gate: its id, the beginning of its id, its folder, or `latest`.
         output: the results folder.
-        max_minutes: limit of this call; by default that of the gate.
+        max_minutes: limit of this call; by default the limit of the gate.
         listener: is called with each event.
 
     Raises:

@@ -409,7 +409,7 @@ def _values(metric: Metric, cases: tuple[RankedCase, ...]) -> Values:
 
 def _over_cases(contested: Sequence[RankedCase]) -> OverCases:
     """Return which settings win most cases, with one of these cases as an example."""
-    # `is_sure` needs several starts. Cases with a single start count only if all cases have one.
+    # `is_sure` needs several starts. If every case has a single start, all cases count.
     sure = [case for case in contested if case.best.is_sure]
     decided = [case for case in sure or contested if not case.rivals]
     undecided = len(contested) - len(decided)

@@ -251,7 +251,7 @@ def load_run_data(results: Path, run: str, references: References = SHIPPED) -> 
 
     Args:
         run: an id, a unique prefix of an id, the name of a job, `latest`, or a path.
-        references: normal figures of device models; by default those that raybench ships.
+        references: normal figures of device models; by default the figures that come with raybench.
 
     Raises:
         ResultsError: there is no such run, or several, or the run cannot be read.
@@ -307,7 +307,7 @@ def measured_values(rows: Iterable[PointRow], uuids: Sequence[str] = ()) -> Iter
         settings = defining_settings(row)
         if row.world_size > 1:
             settings["node_count"] = str(row.node_count)
-        # "a/b": one of these devices, and it is not known which. "a+b": both devices.
+        # "a/b": one of both devices, and which is unknown. "a+b": both devices.
         if row.world_size == 1:
             devices = "/".join(uuids)
         elif row.world_size == len(uuids):

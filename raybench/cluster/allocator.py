@@ -239,8 +239,7 @@ class DeviceAllocator:
         Args:
             idle: node -> its idle workers.
         """
-        # Rack -> shape of the point's part in this rack on the idle cluster. A shape says how many
-        # nodes give how many devices of which model.
+        # Rack -> shape of the point's part in this rack on the idle cluster.
         shapes: dict[str, _Shape] = {}
         workers = self._on_idle_cluster(world_size)
         nodes = Counter(self._devices[worker_id].node_id for worker_id in workers)

@@ -169,7 +169,7 @@ def finish_point(
 
 
 def _with_detail(answer: RankAnswer, text: str, failed_ranks: Collection[int]) -> RankAnswer:
-    """Append a text to the detail of the answer, if the answer is a Failure of these ranks."""
+    """Append a text to the detail of the answer, if the answer is a Failure of a failed rank."""
     if isinstance(answer, Failure) and answer.rank in failed_ranks:
         return replace(answer, detail=f"{answer.detail}\n{text}".strip())
     return answer

@@ -244,7 +244,7 @@ def _copy_cyclically(output: Tensor, source: Tensor) -> None:
 
 
 class _Effect(NamedTuple):
-    """What a collective does on one rank; the fields are those of `CollectiveCall`."""
+    """What a collective does on one rank, with the fields of `CollectiveCall`."""
 
     kind: str
     message_bytes: int

@@ -107,7 +107,7 @@ class _SharesLine:
 
     # Points that differ only in the shares of work.
     fleet: UnevenFleet
-    # One of these points.
+    # A point of the fleet.
     scenario: Scenario
 
     @property

@@ -71,7 +71,7 @@ def trouble(kind: TroubleKind, device: str, phase: str, detail: str) -> str:
         detail: such as an error message.
     """
     when = _PHASES.get(phase, f"in the test {phase}")
-    # The words of these kinds say when.
+    # The sentences of these kinds say themselves when the trouble came.
     if kind in (TroubleKind.NO_START, TroubleKind.FULL):
         when = ""
     text = " ".join(filter(None, (f"the process of {device}", _TROUBLES[kind], when)))
