@@ -248,6 +248,7 @@ class DeviceReading:
 
     # Moment of the reading by `time.monotonic`.
     time_s: float
+    # None: unknown or not read.
     energy_j: float | None = None
     # Reason -> seconds for which the clocks were limited; empty if the device does not count them.
     limited_s: Mapping[str, float] = field(default_factory=dict)
@@ -268,11 +269,17 @@ class Counters:
             # NVML has the prefix, torch does not.
             self._handle = nvml.device(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
-    def read(self) -> DeviceReading | None:
-        """Return the counters now; None on a CPU or if NVML does not know the device."""
+    def read(self, *, with_energy: bool = True) -> DeviceReading | None:
+        """Return the counters now; None on a CPU or if NVML does not know the device.
+
+        Args:
+            with_energy: read the energy too, which takes longer than all other counters.
+        """
         if self._handle is None:
             return None
-        energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        energy_mj = None
+        if with_energy:
+            energy_mj = nvml.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         limited_ns = nvml.field_values(self._handle, tuple(nvml.LIMITED_NS_FIELDS))
         limited_s = {
             reason: limited_ns[counter] / NS_PER_S
@@ -310,7 +317,7 @@ def wait_until_unlimited(
     deadline_s = time.monotonic() + min(at_most_s, _LONGEST_WAIT_S)
     previous, unlimited_since_s = since, since.time_s
     # A device without counters of limited clocks ends the wait at once.
-    while (reading := counters.read()) is not None and reading.limited_s:
+    while (reading := counters.read(with_energy=False)) is not None and reading.limited_s:
         if reading.limited_s != previous.limited_s:
             unlimited_since_s = reading.time_s
         if reading.time_s - unlimited_since_s >= _UNLIMITED_S or time.monotonic() >= deadline_s:

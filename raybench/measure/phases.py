@@ -178,7 +178,7 @@ def measure(
         unlimited_since = start.unlimited_since
         # The caller's reading is from before the point, so only the first repeat uses it.
         if repeat > 0 or unlimited_since is None:
-            unlimited_since = run.counters.read()
+            unlimited_since = run.counters.read(with_energy=False)
         with workload_stream(context), _closing(build()) as workload:
             wait_until_unlimited(run.counters, unlimited_since, settings.max_seconds)
             if repeat == 0:
@@ -318,17 +318,20 @@ def _warm_up(workload: Workload, run: _PointRun) -> tuple[list[_Block], int]:
             _combine_ranks_ns(blocks), at_least=at_least, is_limited=is_limited
         )
 
+    before = run.counters.read(with_energy=False)
     while iterations := run.agree(next_iterations):
-        reading_before, frames_before = run.counters.read(), count_compiled_frames()
+        frames_before = count_compiled_frames()
         samples = run.time_block(workload.step, iterations)
         blocks.append(_Block(samples, gather_durations(samples.step_ns, context.device)))
         if count_compiled_frames() > frames_before:
             compiling_steps = sum(len(block.samples.step_ns) for block in blocks)
-        is_limited_here = is_limited_by_heat(reading_before, run.counters.read())
-        is_limited = any_rank(is_limited_here, context.device)
+        after = run.counters.read(with_energy=False)
+        is_limited = any_rank(is_limited_by_heat(before, after), context.device)
+        before = after
         # Heat the device once, after the first step of the first repeat.
         if len(blocks) == 1 and not run.repetitions and run.policy.settings.heat_s:
             _heat(workload.step, run)
+            before = run.counters.read(with_energy=False)
     return blocks, compiling_steps
 
 

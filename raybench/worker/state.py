@@ -35,6 +35,8 @@ from raybench.conversion import MIB
 _GRACE_S = 0.5
 _POLL_S = 0.01
 _MAX_SHOWN_NAMES = 3
+# Flag of waitid(2): also wait for children that end without a signal. `os` does not name it.
+_WALL = 0x40000000
 # torch's allocator reserves small blocks in segments of 2 MiB.
 _SMALL_SEGMENT_BYTES = 2 * MIB
 # Library -> (module or object, its attributes that are settings).
@@ -348,18 +350,28 @@ def _child_pids() -> set[int]:
     }
     # The parent of these processes may be a fork server, so /proc/self does not list them.
     forked = {child.pid for child in multiprocessing.active_children() if child.pid is not None}
-    # psutil would look at all processes of the host, which takes 6 ms instead of 0.3 ms.
-    direct: set[int] = set()
-    for children_file in Path("/proc/self/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            direct.update(map(int, children_file.read_text(encoding="ascii").split()))
     living = set()
-    for pid in (direct | forked) - helpers:
+    for pid in (_direct_children() | forked) - helpers:
         with suppress(psutil.Error):
             # A zombie has ended, although its parent has not waited for it.
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 living.add(pid)
     return living
+
+
+def _direct_children() -> set[int]:
+    """Return the ids of the children of this process, zombies included."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT | _WALL)
+    except ChildProcessError:
+        # No child: skip the files, whose reading takes 7 ms in a process with 150 threads.
+        return set()
+    children: set[int] = set()
+    # psutil would look at all processes of the host.
+    for children_file in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            children.update(map(int, children_file.read_text(encoding="ascii").split()))
+    return children
 
 
 def _leftover_name(leftover: threading.Thread | int) -> str:

@@ -347,7 +347,8 @@ class Worker:
 
     def _update_unlimited_since(self) -> None:
         """Read the counters; keep the stored reading if no clock was limited since."""
-        reading, stored = self._counters.read(), self._unlimited_since
+        reading = self._counters.read(with_energy=False)
+        stored = self._unlimited_since
         # The seconds `limited_s` grow only while a clock is limited.
         if reading is None or stored is None or reading.limited_s != stored.limited_s:
             self._unlimited_since = reading

@@ -166,7 +166,7 @@ def digest_of(tensor: Tensor) -> int:
     """Return a 48-bit hash of the bytes of the elements; waits for the device."""
     import torch
 
-    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    content = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
     return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest())
 
 
@@ -226,8 +226,9 @@ Direction = Literal["h2d", "d2h", "both"]
 _SCALAR = 3.0  # as in STREAM
 # Sentinel: no source of a copy has this value.
 _NOT_SENT = -1
-# Elements that are checked at a time, because a check in float64 needs more memory.
-_CHECKED_ELEMENTS = 2**24
+# Elements that are checked at a time. Small blocks keep the temporary arrays in the cache of a CPU;
+# on a GPU each block costs several launches.
+_CHECKED_ON_CPU, _CHECKED_ON_GPU = 2**16, 2**24
 # How often a result is rounded, each time by at most an epsilon of the operands.
 _ROUNDINGS: Mapping[Operation, int] = {"copy": 0, "scale": 1, "add": 1, "triad": 2}
 # Array sizes of `memory_gb_s`. A GPU's is far above the caches; a CPU is slower, so its is smaller.
@@ -308,8 +309,9 @@ class Memory(Workload):
         factor = _SCALAR if self._operation in ("scale", "triad") else 1.0
         eps = torch.finfo(self.output.dtype).eps * _ROUNDINGS[self._operation]
         arrays = [self.output, *self.inputs]
-        for start in range(0, len(self.output), _CHECKED_ELEMENTS):
-            output, *inputs = (array[start : start + _CHECKED_ELEMENTS] for array in arrays)
+        block_length = _block_length(self.output)
+        for start in range(0, len(self.output), block_length):
+            output, *inputs = (array[start : start + block_length] for array in arrays)
             # Only the last input has a factor.
             *summands, scaled = [array.double() for array in inputs]
             # Rounding is relative to the size of the operands, which may cancel in their sum.
@@ -326,6 +328,10 @@ class Memory(Workload):
                     f"{start + index} of {len(self.output)} is {output[index].item():g}"
                 )
         self.output.fill_(math.nan)
+
+
+def _block_length(checked: Tensor) -> int:
+    return _CHECKED_ON_GPU if checked.is_cuda else _CHECKED_ON_CPU
 
 
 def memory_gb_s(context: Context) -> float | None:
@@ -429,10 +435,14 @@ class HostCopy(Workload):
         import torch
 
         for _, target in self._copies:
-            # Make the expected numbers on the target's side: copying them could repeat an error.
-            if not torch.equal(target, torch.arange(len(target), device=target.device)):
-                raise WrongResultError(
-                    f"rank {self._rank}: a copy between host and device ({self._direction}) "
-                    "arrived with other bytes than were sent"
-                )
-            target.fill_(_NOT_SENT)
+            block_length = _block_length(target)
+            for start in range(0, len(target), block_length):
+                block = target[start : start + block_length]
+                # Make the expected numbers where the target is: copies could repeat an error.
+                expected = torch.arange(start, start + len(block), device=target.device)
+                if not torch.equal(block, expected):
+                    raise WrongResultError(
+                        f"rank {self._rank}: a copy between host and device ({self._direction}) "
+                        "arrived with other bytes than were sent"
+                    )
+                block.fill_(_NOT_SENT)

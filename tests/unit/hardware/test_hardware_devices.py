@@ -171,6 +171,8 @@ def test_a_reading_is_in_joules_and_seconds(monkeypatch):
     assert read.energy_j == 1234.5
     assert read.limited_s == {"power_cap": 2.5, "thermal_sw": 0.0}
     assert read.time_s > 0
+    cheap = Counters(CUDA).read(with_energy=False)
+    assert (cheap.energy_j, cheap.limited_s) == (None, read.limited_s)
 
 
 def test_an_old_driver_counts_throttling_by_policy(monkeypatch):
@@ -220,7 +222,7 @@ class Limited:
     def _sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
 
-    def read(self) -> DeviceReading:
+    def read(self, *, with_energy: bool = True) -> DeviceReading:
         return reading(self.now_s, power_cap=self._limited_s(self.now_s))
 
     def waited_s(self, since: DeviceReading | None, **more: float) -> float:
@@ -244,7 +246,7 @@ def test_a_device_rests_until_throttling_ends(monkeypatch, limited_s, since_s, m
     since = reading(since_s, power_cap=limited_s(since_s))
     assert limited.waited_s(since, **more) == pytest.approx(waited_s, abs=0.1)
     # Nothing is waited for where no limits are counted.
-    monkeypatch.setattr(limited, "read", lambda: reading(limited.now_s))
+    monkeypatch.setattr(limited, "read", lambda **_: reading(limited.now_s))
     assert limited.waited_s(None) == limited.waited_s(limited.read()) == 0.0
 
 

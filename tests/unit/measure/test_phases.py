@@ -276,11 +276,10 @@ class Limited:
     def __init__(self, clock: list[int], limited_s: Callable[[float], dict[str, float]]) -> None:
         self._clock, self._limited_s = clock, limited_s
 
-    def read(self) -> DeviceReading:
+    def read(self, *, with_energy: bool = True) -> DeviceReading:
         time_s = self._clock[0] / 1e9
-        return DeviceReading(
-            time_s=time_s, energy_j=100 * time_s, limited_s=self._limited_s(time_s)
-        )
+        energy_j = 100 * time_s if with_energy else None
+        return DeviceReading(time_s=time_s, energy_j=energy_j, limited_s=self._limited_s(time_s))
 
     def temperature_c(self) -> float:
         return 88.0
@@ -348,6 +347,17 @@ def test_steps_heat_the_device_before_the_warm_up(clock, monkeypatch):
     # Of each step one, and the lead-in of two blocks.
     assert clock[0] / 1e9 == pytest.approx(1.0 + 30.0 + 0.05 * (5 + 8 + 2 * 2 * 1), abs=0.3)
     assert measure_paced(clock, **settings).heated_s is None
+
+
+def test_heating_does_not_prolong_the_warm_up(clock, monkeypatch):
+    # The clocks are limited while the device is heated, and not later.
+    by_heat = lambda time_s: {"thermal_sw": min(time_s, 31.0)}  # noqa: E731
+    monkeypatch.setattr(phases, "Counters", lambda device: Limited(clock, by_heat))
+    monkeypatch.setattr(phases, "wait_until_unlimited", lambda *_: None)
+    monkeypatch.setattr(phases.time, "monotonic", lambda: clock[0] / 1e9)
+    settings = {"warmup": {"min": 2, "max": 100}, "seconds": 0.03, "max_seconds": 20.0}
+    (repetition,) = measure_paced(clock, heat_s=30.0, **settings).repetitions
+    assert len(repetition.warmup.step_ns) == 2
 
 
 def test_timed_blocks_have_times_of_the_shared_clock(clock):

@@ -429,7 +429,7 @@ def test_a_device_rests_since_its_last_throttled_point(monkeypatch, limited_each
     measure = phases.measure
 
     class Counters:
-        def read(self):
+        def read(self, *, with_energy):
             number = next(readings)
             return DeviceReading(time_s=number, limited_s={"power_cap": number * limited_each_s})
 

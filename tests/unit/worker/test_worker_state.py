@@ -1,7 +1,10 @@
 """A process is brought back to what it was, or what a workload has left in it is named."""
 
+import ctypes
 import gc
 import os
+import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -93,6 +96,19 @@ def test_only_running_child_processes_are_reported(state):
         child.kill()
         time.sleep(0.1)
         assert state.restore() == ()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers")
+def test_a_child_that_ends_without_a_signal_is_found(state):
+    clone, no_flags = 56, 0
+    child = ctypes.CDLL(None).syscall(clone, no_flags, 0, 0, 0, 0)
+    if child == 0:
+        signal.pause()
+    try:
+        [leftover] = state.restore()
+        assert leftover.startswith("1 child process (")
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_processes_started_before_the_point_are_ignored(state):

@@ -94,7 +94,7 @@ def test_each_operation_is_that_of_stream(operation, formula):
 
 @pytest.mark.parametrize("operation", ["copy", "triad"])
 def test_one_wrong_element_is_named(operation):
-    # In the second of the parts that are compared one after the other.
+    # Far beyond the first block.
     memory = make_memory(operation=operation, dtype="float16", size_bytes=2**24)
     memory.step()
     memory.output[2**22 + 5] += 0.1
@@ -136,6 +136,22 @@ def test_a_copy_that_moves_nothing_is_found_out(direction):
     workload.step()
     assert outcome_of_check(workload) == "right"
     assert workload.memory_bytes == (8192 if direction == "both" else 4096)
+
+
+def test_a_wrong_number_far_inside_a_copy_is_found(monkeypatch):
+    copy = torch.Tensor.copy_
+
+    def copy_with_error(target, source, **options):
+        copy(target, source, **options)
+        target[-5] += 1
+
+    # Three blocks and a part of one.
+    workload = HostCopy(make_context(), direction="d2h", size_bytes=8 * (3 * 2**16 + 8))
+    workload.step()
+    assert outcome_of_check(workload) == "right"
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_with_error)
+    workload.step()
+    assert "arrived with other bytes than were sent" in outcome_of_check(workload)
 
 
 def test_only_the_local_rank_that_is_named_copies():
