@@ -1,9 +1,9 @@
 """What `raybench ab` says of code that did not change, and of code that became slower.
 
-    python -m benchmarks.gate_trial [--jobs 10] [--points 4] [--change 0.1] [--device cpu]
+    python -m benchmarks.gate_trial [--jobs 10] [--points 4] [--changes 0 0.1] [--device cpu]
 
-Each job is a repository of its own with one to four points, products of matrices. First the same
-revision is on both sides, then uncommitted code does `change` more products in each step. A row a
+Each job is a repository of its own with one to four points, products of matrices. The new side does
+more products in each step; all jobs run for each change. A change of 0 compares equal code. A row a
 job: the verdict, the verdicts of the points, pairs, minutes, what it says it detects, and the
 largest difference from the truth in any point, in percent.
 """
@@ -53,7 +53,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--jobs", type=int, default=10)
     parser.add_argument("--points", type=int, choices=range(1, 5), default=4)
-    parser.add_argument("--change", type=float, default=0.1)
+    parser.add_argument("--changes", type=float, nargs="+", default=[0.0, 0.1])
     parser.add_argument("--device", choices=[*KINDS], default="cpu")
     parser.add_argument("--minutes", type=float, default=6.0)
     parser.add_argument("--address", default="local")
@@ -61,10 +61,10 @@ def main() -> None:
     rows = []
     words = ["--max-minutes", str(chosen.minutes), "--address", chosen.address]
     words += ["--device", chosen.device]
-    for change in (0.0, chosen.change):
+    for change in chosen.changes:
         for number in range(chosen.jobs):
             found = trial(chosen.device, chosen.points, change, words)
-            rows.append({"change": f"{change:.0%}", "job": number + 1} | found)
+            rows.append({"change": f"{change:.1%}", "job": number + 1} | found)
             print(rows[-1], file=sys.stderr, flush=True)
     print(pd.DataFrame(rows).to_string(index=False))
 
@@ -79,14 +79,15 @@ def trial(device: str, points: int, change: float, words: list[str]) -> dict[str
         identity = ("-c", "user.name=raybench", "-c", "user.email=raybench@localhost")
         for git in (("init", "-q"), ("add", "--all"), (*identity, "commit", "-q", "-m", "old")):
             subprocess.run(["git", *git], cwd=folder, check=True)
-        code.write_text(CLASS.format(products=round(products * (1 + change))))
+        changed_products = round(products * (1 + change))
+        code.write_text(CLASS.format(products=changed_products))
         command = [sys.executable, "-m", "raybench", "ab", "ci.yaml", "--json"]
         command += ["--old", "HEAD", "--new", "WORKTREE", *words]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode not in (0, 1, 5):
             raise SystemExit(done.stderr)
     verdict = json.loads(done.stdout)
-    truth = 1 / (1 + change) - 1
+    truth = products / changed_products - 1
     counts = Counter(point["verdict"] for point in verdict["points"])
     changes = [point["change"] for point in verdict["points"] if point["change"] is not None]
     return {
