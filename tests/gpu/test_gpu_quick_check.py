@@ -56,8 +56,8 @@ def test_healthy_gpus_pass_quickly():
 def test_quick_check_never_drains_busy_gpus(fault):
     with fault(last_gpu()) as injected:
         code, report = quick_check()
-    assert (code, report["state"], report["drain"]) == (3, "untested", [])
-    assert {one["kind"] for one in report["untested"]} == {"busy"}
+    assert (code, report["state"], report["drain"]) == (3, "untested", []), spoken(report)
+    assert "busy" in {one["kind"] for one in report["untested"]}, spoken(report)
     assert any(injected.named[0] in text for text in spoken(report))
 
 

@@ -298,7 +298,8 @@ _UNTESTED_BY: Mapping[TroubleKind, UntestedKind] = {
     TroubleKind.STOPPED: UntestedKind.DISTURBED,
     TroubleKind.KILLED: UntestedKind.DISTURBED,
     TroubleKind.LATE: UntestedKind.OUT_OF_TIME,
-    TroubleKind.STUCK: UntestedKind.OUT_OF_TIME,
+    # A stuck device is only untested beside other programs.
+    TroubleKind.STUCK: UntestedKind.BUSY,
 }
 
 
@@ -310,6 +311,15 @@ def _is_own_fault(trouble: Trouble, evidence: QuickEvidence) -> bool:
         return False
     # A device that other programs use may answer late.
     return not list(programs_beside(trouble.device, evidence))
+
+
+def _is_beside_programs(trouble: Trouble, evidence: QuickEvidence) -> bool:
+    """Return whether other programs may have delayed the answer of a device."""
+    if trouble.phase == IMPORT and evidence.kind == "cuda":
+        return False  # an import uses no GPU
+    # If no device has answered, any of them may have delayed the others.
+    devices = [trouble.device] if trouble.have_others_answered else evidence.devices
+    return any(list(programs_beside(device, evidence)) for device in devices)
 
 
 def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator[UntestedReason]:
@@ -324,6 +334,8 @@ def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator
     for trouble in evidence.troubles:
         if not trouble.is_resolved and not _is_own_fault(trouble, evidence):
             kind = _UNTESTED_BY[trouble.kind(evidence.kind)]
+            if kind is UntestedKind.OUT_OF_TIME and _is_beside_programs(trouble, evidence):
+                kind = UntestedKind.BUSY
             yield UntestedReason(kind=kind, detail=_trouble_words(trouble, evidence.kind))
     for device, use in evidence.uses.items():
         if use.is_active:

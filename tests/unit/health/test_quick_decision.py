@@ -181,10 +181,33 @@ def test_troubles_of_other_causes_never_drain(case, why):
     assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {why})
 
 
-def test_a_busy_device_is_not_stuck():
-    decision = decided(troubles=(trouble(silence("R")),), uses=BUSY)
-    assert not decision.drain
-    assert UntestedKind.BUSY in {one.kind for one in decision.untested}
+@pytest.mark.parametrize(
+    "late",
+    [
+        trouble(silence("R")),
+        # In a collective another device may be the late one.
+        replace(trouble(silence("R"), others=False), device=NAMES[0]),
+    ],
+)
+def test_late_answers_beside_a_program_are_no_fault(late):
+    decision = decided(troubles=(late,), uses=BUSY)
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.BUSY})
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [
+        # An import uses no GPU, so the program did not delay it.
+        (trouble(silence("D"), IMPORT), UntestedKind.OUT_OF_TIME),
+        (trouble(silence("T")), UntestedKind.DISTURBED),
+        # The program is on the other device.
+        (replace(trouble(silence("R", waited_s=0.3)), device=NAMES[0]), UntestedKind.OUT_OF_TIME),
+    ],
+)
+def test_programs_explain_late_answers_alone(case, why):
+    idle = {NAMES[1]: DeviceUse(programs=(PYTHON,), utilization_pct=0)}
+    decision = decided(troubles=(case,), uses=idle)
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {why})
 
 
 def test_a_cpu_worker_is_never_stuck():
