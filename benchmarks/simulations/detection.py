@@ -44,7 +44,6 @@ from raybench.records.detection import CheckMode, DetectionLimit
 from raybench.records.device import Device, DeviceKind
 from raybench.records.devices import Subject
 from raybench.stats.outliers import (
-    BAD_RATIO,
     FEW_FLOORS,
     FEW_SHARE,
     LEAST_ALIKE,
@@ -198,7 +197,7 @@ class Batch:
 
 def noise_of(test: HealthTest, kind: DeviceKind) -> float:
     """Return the standard deviation between healthy devices, as a share of the value."""
-    is_of_host = kind == "cuda" and test.bad_ratio > BAD_RATIO
+    is_of_host = kind == "cuda" and test.is_paced_by_host
     return HOST_NOISE if is_of_host else test.floor
 
 

@@ -21,7 +21,7 @@ class Case:
     findings: Sequence[Finding]
     # `TEST (1.60x the time), ...` of the other findings; "" for a single finding.
     further: str
-    # Evidence of the worst finding of each stage.
+    # Evidence of one finding of each stage, what supports the action first.
     evidence: str
     # Names of subjects that are slow because of this subject.
     victims: Sequence[str]
@@ -87,12 +87,14 @@ def _case(findings: list[Finding], victims: Mapping[str, Sequence[str]]) -> Case
     for finding in worst_first[1:]:
         is_reverse = is_pair and finding.subject.uuids == subject.uuids[::-1]
         further.append(words.further(finding, is_reverse=is_reverse))
-    # Once for each stage, because the findings of a stage have similar evidence.
-    evidence: dict[str, str] = {}
-    for finding in worst_first:
-        evidence[finding.stage] = evidence.get(finding.stage) or finding.evidence
     actions = {finding.action for finding in worst_first}
     action = next((action for action in Action if action in actions), None)
+    # Once for each stage, because the findings of a stage have similar evidence. What supports the
+    # action comes first.
+    supporting_first = sorted(worst_first, key=lambda finding: finding.action is not action)
+    evidence: dict[str, str] = {}
+    for finding in supporting_first:
+        evidence[finding.stage] = evidence.get(finding.stage) or finding.evidence
     commands = []
     for finding in worst_first:
         if finding.action is action:

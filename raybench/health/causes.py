@@ -157,6 +157,10 @@ def of_device(test: HealthTest, uuid: str, beside: Circumstances) -> Diagnosis |
         return None
     if diagnosis := of_programs(beside.programs_on([device])):
         return diagnosis
+    if device.kind == "cuda" and test.blames_host:
+        show = Command(kind=CommandKind.SHOW_CPU_LOAD, hosts=(device.host,))
+        evidence = (Reason(kind=ReasonKind.PACED_BY_HOST),)
+        return Diagnosis(evidence=evidence, action=Action.WATCH, commands=(show,))
     if device.kind == "cpu" or test.stage in _CLOCKLESS:
         return None
     limits = beside.limits_of(uuid, test)
@@ -171,12 +175,12 @@ def of_device(test: HealthTest, uuid: str, beside: Circumstances) -> Diagnosis |
     # A limit that the other devices have too does not explain why this device is slower.
     if not _is_capped(device) or cap is None or default is None or cap >= min(usual, default):
         return None
-    evidence = [Reason(kind=ReasonKind.POWER_LIMIT, value=cap, limit=default)]
+    reasons = [Reason(kind=ReasonKind.POWER_LIMIT, value=cap, limit=default)]
     if _POWER_CAP in limits:
-        evidence.insert(0, _throttled(frozenset({_POWER_CAP}), uuid, beside))
+        reasons.insert(0, _throttled(frozenset({_POWER_CAP}), uuid, beside))
     kind = CommandKind.SET_POWER_LIMIT
     command = Command(kind=kind, uuid=device.uuid, hosts=(device.host,), value=default)
-    return Diagnosis(evidence=tuple(evidence), action=Action.SETTING, commands=(command,))
+    return Diagnosis(evidence=tuple(reasons), action=Action.SETTING, commands=(command,))
 
 
 def _of_limits(limits: frozenset[str], uuid: str, beside: Circumstances) -> Diagnosis | None:
@@ -277,7 +281,7 @@ def of_all(
                 commands=(Command(kind=CommandKind.UNSET, names=tuple(variables)),),
             )
         )
-    if test.stage not in _CLOCKLESS:
+    if test.stage not in _CLOCKLESS and not test.blames_host:
         diagnoses += _shared_limits(test, devices, beside)
     installed = tuple(sorted({device.driver_version or "" for device in devices} - {""}))
     if installed and drivers and not set(installed) & set(drivers):

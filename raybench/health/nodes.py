@@ -147,7 +147,9 @@ def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterato
         elif test.stage == "environment" or judgement.failed_passes < _LEAST_FAILED_PASSES:
             continue
         elif _is_slow(judgement):
-            is_fault = not is_busy and is_clearly_slow(judgement)
+            # What slows the host may be software.
+            may_be_software = is_busy or test.blames_host
+            is_fault = is_clearly_slow(judgement) and not may_be_software
             if subject.kind == "node":
                 is_fault &= _reason_kind(judgement) in _SLOW_NODE
             kind = DrainKind.FAILED_TWICE if is_fault else None

@@ -25,7 +25,13 @@ from raybench.health.environment_report import (
 )
 from raybench.health.readings import FREE_MEMORY
 from raybench.health.references import grade_text
-from raybench.health.suite import ENVIRONMENT, device_kinds, device_places, test_named
+from raybench.health.suite import (
+    ENVIRONMENT,
+    HealthTest,
+    device_kinds,
+    device_places,
+    test_named,
+)
 from raybench.health.verdicts import EXPECTED_TEST, OTHER_PROGRAMS_TEST
 from raybench.records.detection import DetectionLimit
 from raybench.records.device import Device, DeviceKind
@@ -300,7 +306,8 @@ class HealthReport(Document):
             is_bad = case.verdict is Verdict.BAD
             text = words.device_advice(name, is_bad=is_bad, action=case.action)
             alone = [finding for finding in case.findings if finding.stage == "alone"]
-            ratios = [finding.ratio for finding in alone if finding.ratio]
+            # How slow the host is says little about a step.
+            ratios = [one.ratio for one in alone if one.ratio and not _is_paced_by_host(one)]
             if ratios and count > 1:
                 gains = estimated_gains([1.0] * (count - 1) + [1 / max(ratios)], 0.0)
                 text = "; ".join(filter(None, (text, gains)))
@@ -579,10 +586,20 @@ def _pair_maps(findings: Sequence[Finding], places: Mapping[str, DevicePlace]) -
     return maps
 
 
+def _tests_of(finding: Finding) -> list[HealthTest]:
+    """Return the tests of the suite with this name, at most one for each kind of devices."""
+    tests = [test_named(finding.test, kind) for kind in sorted(device_kinds(finding.subject))]
+    return [test for test in tests if test is not None]
+
+
+def _is_paced_by_host(finding: Finding) -> bool:
+    return any(test.is_paced_by_host for test in _tests_of(finding))
+
+
 def _name_of_pairs(finding: Finding) -> str:
     """Return the name that the test of a pair has on one node."""
-    tests = (test_named(finding.test, kind) for kind in device_kinds(finding.subject))
-    return next((test.within_nodes for test in tests if test and test.within_nodes), finding.test)
+    within_nodes = (test.within_nodes for test in _tests_of(finding))
+    return next(filter(None, within_nodes), finding.test)
 
 
 def _matrix(pairs: _PairMap) -> Table:

@@ -25,6 +25,7 @@ from raybench.records.devices import (
     is_time,
 )
 from raybench.report.words import health as words
+from raybench.stats.outliers import BAD_RATIO
 from raybench.workloads.collective import groups_text
 from raybench.workloads.pairs import Pair, pairs_of_turn, pairs_text, turns
 
@@ -51,9 +52,9 @@ ENVIRONMENT: Stage = "environment"
 # The stages that are run in each pass; the burn-in comes after them.
 PASS_STAGES = tuple(stage for stage in STAGES if stage != BURN_IN)
 
-# `bad_ratio` of launches and of messages of a few bytes: the host sets their pace, and healthy
-# devices differ by 1.4 times and more.
-_HOST_BAD_RATIO = 3.0
+# Where the host sets the pace, healthy devices differ by 1.4 times and more. Other tests have
+# `BAD_RATIO`.
+_BAD_RATIO_OF_HOST = 3.0
 # The tests of the stage "straggler": ms of each step in which a device computes, waits for the
 # slowest device, or communicates.
 COMPUTE_TEST, WAIT_TEST, COMM_TEST = "step compute", "step wait", "step communication"
@@ -84,8 +85,8 @@ class HealthTest:
     floor: float
     # The kind of subjects that the test judges.
     subjects: SubjectKind = "device"
-    # A subject that takes more than this many times as long as similar subjects is bad.
-    bad_ratio: float = 1.5
+    # Whether the host, and not the device, limits the speed: launches, tiny messages, small steps.
+    is_paced_by_host: bool = False
     # Whether subjects are compared with each other. False for facts, wait and communication times.
     is_compared: bool = True
     # Workload of the points; "" if the test is read from the driver or derived from other tests.
@@ -116,6 +117,16 @@ class HealthTest:
     def is_time(self) -> bool:
         """Whether a smaller figure is better; False for rates."""
         return is_time(self.unit)
+
+    @property
+    def bad_ratio(self) -> float:
+        """A subject that takes more than this many times as long as similar subjects is bad."""
+        return _BAD_RATIO_OF_HOST if self.is_paced_by_host else BAD_RATIO
+
+    @property
+    def blames_host(self) -> bool:
+        """Whether a slow figure is the fault of the host; between nodes it may be the network's."""
+        return self.is_paced_by_host and not self.within_nodes
 
     @property
     def between_nodes(self) -> HealthTest:
@@ -193,7 +204,7 @@ _LAUNCH = HealthTest(
     stage="alone",
     unit="µs",
     floor=0.3,
-    bad_ratio=_HOST_BAD_RATIO,
+    is_paced_by_host=True,
     workload="launch",
     params={"wait": False},
 )
@@ -245,7 +256,7 @@ _LATENCY = replace(
     _pair_tests("send", 8, 0.3)[0],
     name="send latency 8 B",
     unit="µs",
-    bad_ratio=_HOST_BAD_RATIO,
+    is_paced_by_host=True,
     params={"direction": "round_trip", "size_bytes": 8},
 )
 
@@ -276,7 +287,7 @@ _SMOKE = HealthTest(
     stage="smoke",
     unit="ms",
     floor=0.3,
-    bad_ratio=_HOST_BAD_RATIO,
+    is_paced_by_host=True,
     workload="smoke",
 )
 # The time that a rank computes in a training step of an MLP.
@@ -358,7 +369,7 @@ SUITE: Mapping[DeviceKind, tuple[HealthTest, ...]] = {
         _product("same_bits", Precision.FP32, 256, 0.1),
         *_pair_tests("send", 4 * _MIB, 0.15),
         _LATENCY,
-        *_all_reduces(2**15, 0.2, unit="µs", bad_ratio=_HOST_BAD_RATIO),
+        *_all_reduces(2**15, 0.2, unit="µs", is_paced_by_host=True),
         *_all_reduces(_MIB, 0.15),
         *_all_reduces(8 * _MIB, 0.15),
         _SMOKE,

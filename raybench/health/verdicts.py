@@ -665,7 +665,11 @@ def _explain_waiting(judged: Sequence[Judgement], groups: Sequence[Group]) -> li
         for rank in late:
             subject = waits.subjects[rank]
             of_rank = [judgement for judgement in judged if judgement.subject == subject]
-            slow_stages = {judgement.stage for judgement in of_rank if _is_slow(judgement)}
+            slow_stages = set()
+            for judgement in of_rank:
+                # Slow launches are a fault of the CPU, not of the device or its link.
+                if _is_slow(judgement) and not judgement.test.blames_host:
+                    slow_stages.add(judgement.stage)
             kind = ReasonKind.CPU_OR_DATA
             if "alone" in slow_stages:
                 kind = ReasonKind.SLOW_ALONE

@@ -153,6 +153,8 @@ class ReasonKind(StrEnum):
     VARIABLES = "variables"
     # names: driver versions of the devices. others: of the references.
     DRIVER = "driver"
+    # The host sets the pace of the test.
+    PACED_BY_HOST = "paced_by_host"
     # Nothing that the devices share explains it.
     CANNOT_TELL = "cannot_tell"
     FAST_WITH_OTHERS = "fast_with_others"

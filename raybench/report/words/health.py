@@ -90,7 +90,8 @@ def device_advice(name: str, *, is_bad: bool, action: Action | None) -> str:
     """Return what to do first about an unhealthy device."""
     if action is Action.WAIT:
         return f"check {name} again without the other programs"
-    return f"leave {name} out until it is repaired" if is_bad else f"look at {name} first"
+    must_be_repaired = is_bad and action is not Action.WATCH
+    return f"leave {name} out until it is repaired" if must_be_repaired else f"look at {name} first"
 
 
 # Start of the name of a test -> meaning.
@@ -412,6 +413,9 @@ _REASONS: Mapping[ReasonKind, Callable[[Reason], str]] = {
     ),
     ReasonKind.DRIVER: lambda reason: (
         f"the driver is {some(reason.names)}; the reference values are of {some(reason.others)}"
+    ),
+    ReasonKind.PACED_BY_HOST: lambda _: (
+        "the host sets the pace of this test: look at the CPU load, and at what slows the worker"
     ),
     ReasonKind.CANNOT_TELL: lambda _: (
         "power limits, clocks, variables and driver do not explain it: the cause cannot be told"

@@ -17,6 +17,7 @@ from builders import (
 
 from raybench.health.readings import Reading, read_record
 from raybench.health.suite import Fleet, Probe, probes
+from raybench.health.suite import test_named as row_named
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST, Judgement, judge
 from raybench.records.devices import Action, Stage, Verdict
 from raybench.records.judgement import CommandKind, ReasonKind
@@ -163,6 +164,44 @@ def test_throttled_gpu_has_reason_and_start(measured, device, action, command, t
     assert [one.kind for one in slow.commands] == [command]
     for text in texts:
         assert text in slow.finding.evidence
+
+
+def test_slow_launches_are_of_the_host():
+    # A process that a debugger stops 200 times a second launches kernels so slowly.
+    launch = row_named("launch and wait", "cuda")
+    found = judge(make_readings([143.0, 16.3], launch), fleet_of(2).devices)
+    slow = case_of(found, "alpha GPU 0")
+    assert (slow.verdict, slow.action) == (Verdict.BAD, Action.WATCH)
+    assert [one.kind for one in slow.commands] == [CommandKind.SHOW_CPU_LOAD]
+    assert "look at the CPU" in slow.finding.evidence
+
+
+def test_slow_launches_of_a_cpu_worker_are_its_own():
+    workers = [make_device(rank, kind="cpu", name="Xeon") for rank in range(2)]
+    slow, quick = (f"alpha/{number}" for number in (0, 1))
+    readings = [
+        replace(
+            reading,
+            subject=replace(reading.subject, uuids=(slow if reading.value > 50 else quick,)),
+        )
+        for reading in make_readings([143.0, 16.3], row_named("launch", "cpu"))
+    ]
+    [found] = [one for one in judge(readings, workers) if one.verdict is Verdict.BAD]
+    assert ReasonKind.PACED_BY_HOST not in evidence_of(found)
+
+
+def test_power_limits_do_not_explain_slow_launches():
+    fleet = Fleet(devices=tuple(make_device(rank, **LOW_CAP) for rank in range(4)))
+    found = judge(make_readings([900.0] * 4, row_named("launch", "cuda")), fleet.devices)
+    [alike] = [one for one in found if one.verdict is Verdict.SUSPECT]
+    assert alike.subject.kind == "cluster"
+    assert ReasonKind.POWER_LIMIT not in evidence_of(alike)
+
+
+def test_latency_between_nodes_does_not_blame_the_host():
+    row = row_named("send latency 8 B between nodes", "cuda")
+    assert row.is_paced_by_host
+    assert not row.blames_host
 
 
 def pair_readings(fleet: Fleet, name: str, **of_rank: Any) -> list[Reading]:

@@ -497,6 +497,12 @@ def test_first_screen_says_what_the_check_finds():
     assert (interrupted.detection, busy.detection) == (None, None)
 
 
+@pytest.mark.parametrize(("test", "is_told"), [("gemm bf16 8192", True), ("launch", False)])
+def test_gain_is_estimated_by_tests_of_the_device(test, is_told):
+    [advice] = report_of([*healthy(3), bad(3, test=test, ratio=8.0)]).advice
+    assert ("samples/s are gained" in advice.text) == is_told
+
+
 def test_busy_device_is_checked_again_not_repaired():
     busy = report_of([*healthy(3), bad(3, action=Action.WAIT)])
     assert [one.text.partition(";")[0] for one in busy.advice] == [

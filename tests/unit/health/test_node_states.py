@@ -8,6 +8,7 @@ from builders import make_device, make_readings, make_subject, make_test
 
 from raybench.health.nodes import CheckCourse, node_reports
 from raybench.health.readings import Reading
+from raybench.health.suite import test_named as row_named
 from raybench.health.verdicts import judge
 from raybench.records.device import Device
 from raybench.records.devices import Action
@@ -69,6 +70,13 @@ def with_problem(readings: list[Reading], rank: int, problem: Problem, passes: i
         else one
         for one in readings
     ]
+
+
+@pytest.mark.parametrize("test", ["launch", "launch and wait", "smoke 784-256-10"])
+def test_slow_launches_never_drain(test):
+    row = row_named(test, "cuda")
+    report = report_of(readings_of([16.3] * 7 + [143.0], each=4, test=row), on_nodes(8, each=4))
+    assert (report.state, report.drain) == (NodeState.SUSPECT, ())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from builders import make_device, make_finding, make_pair, make_readings, make_s
 
 from raybench.health.readings import Reading
 from raybench.health.suite import COMPUTE_TEST, SUITE, WAIT_TEST, HealthTest, device_subjects
+from raybench.health.suite import test_named as row_named
 from raybench.health.verdicts import EXPECTED_TEST, Judgement, judge
 from raybench.records.device import Device
 from raybench.records.devices import Action, Verdict
@@ -366,7 +367,9 @@ def test_all_awaited_ranks_are_named():
         replace(one, subject=replace(one.subject, name=f"beta{one.subject.name[5:]}", model="A100"))
         for one in other
     ]
-    readings = [*make_readings([750.0] * 4 + [450.0]), *late, *other]
+    # Slow launches are no fault of a device.
+    launches = make_readings([10.0] * 3 + [90.0, 10.0], row_named("launch", "cuda"))
+    readings = [*make_readings([750.0] * 4 + [450.0]), *launches, *late, *other]
     waits = [one for one in judge(readings, devices(5)) if one.test.name == WAIT_TEST]
     told = {one.subject.name: one for one in waits if one.verdict is Verdict.SUSPECT}
     assert list(told) == ["alpha GPU 3", "alpha GPU 4", "beta GPU 1"]
@@ -392,7 +395,7 @@ def test_rank_late_in_two_passes_is_no_straggler():
 
 def test_bad_ratio_of_a_test_is_kept():
     readings = make_readings([50.0, 25.0], make_test(floor=0.1))
-    lenient = [replace(one, test=replace(one.test, bad_ratio=3.0)) for one in readings]
+    lenient = [replace(one, test=replace(one.test, is_paced_by_host=True)) for one in readings]
     assert Verdict.BAD in {one.verdict for one in judge(readings, devices(2))}
     assert Verdict.BAD not in {one.verdict for one in judge(lenient, devices(2))}
 
