@@ -24,6 +24,7 @@ from raybench.report import formatting
 from raybench.report.documents import WIDTH, ShownColumn, Table
 from raybench.report.point_settings import setting_cell, short_name
 from raybench.report.words import answer as words
+from raybench.results.metrics import WIDEST_INTERVAL
 
 if TYPE_CHECKING:
     from raybench.analysis.answer import RunAnswer
@@ -165,7 +166,7 @@ def _mark_wide_values(answer: RunAnswer, values: Sequence[AnswerValue]) -> list[
             # The speed-up of a baseline is 1 by definition.
             is_wide = False
         elif value.half_width is not None:
-            is_wide = value.half_width >= words.WIDE
+            is_wide = value.half_width > WIDEST_INTERVAL
         else:
             # The interval over the rounds is unknown: use the steps within one round.
             is_wide = _has_wide_doubt(value.row) or (base is not None and _has_wide_doubt(base))

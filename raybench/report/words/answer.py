@@ -42,6 +42,7 @@ from raybench.report.point_settings import settings_words, short_name
 from raybench.report.words import shares
 from raybench.report.words.causes import LOST_TO
 from raybench.report.words.reasons import losses_unknown_words, not_compared_words
+from raybench.results.metrics import WIDEST_INTERVAL
 
 _NOUNS = {
     "step_ms_p50": "step time",
@@ -57,8 +58,6 @@ _NOUNS = {
 _NEEDED = ("peak_mem_allocated_bytes", "peak_mem_reserved_bytes", "energy_j")
 # Sentences name at most so many cases.
 _MOST_NAMED = 4
-# A value is marked as wide if half of its interval reaches this share.
-WIDE = 0.1
 # Precedes the first sentence about lost time.
 _LOST_TIME_MEANING = "Lost time is the part of a step beyond ideal scaling."
 _OPTION = re.compile(r"--?[a-z]")
@@ -263,7 +262,7 @@ def wide_meaning(mark: str, rounds: Iterable[int | None], *, is_ratio: bool) -> 
         of_what = of_step
     else:
         of_what = f"{of_step}, or of the value over the rounds,"
-    return f"{mark} = wide: the 95 % interval {of_what} exceeds ±{share_words(WIDE)}."
+    return f"{mark} = wide: the 95 % interval {of_what} exceeds ±{share_words(WIDEST_INTERVAL)}."
 
 
 def plain_meaning(switches: Sequence[str]) -> str:

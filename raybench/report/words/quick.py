@@ -36,8 +36,8 @@ def load(load: CpuLoad) -> str:
     return f"{text}: {some(users, 2)}"
 
 
-# The reasons of these tests are whole sentences.
-_NAMED_BY_REASON = ("other programs", "throttling", "load")
+# The reasons of these tests name the test.
+_NAMED_BY_REASON = ("other programs", "throttling", "load", "niceness")
 
 
 def note(finding: Finding) -> str:

@@ -104,12 +104,12 @@ def test_equal_notes_of_devices_are_one_line():
             test="niceness",
             subject=subject,
             verdict=Verdict.NOTE,
-            reason="3: other programs get the CPU first",
+            reason="niceness 3: other programs get the CPU first",
         )
         for subject in GPUS
     ]
     lines = lines_of(replace(REPORT, findings=(*REPORT.findings, *notes)))
-    assert sum("Note: niceness: 3: other programs" in line for line in lines) == 1
+    assert sum("Note: niceness 3: other programs" in line for line in lines) == 1
 
 
 def test_many_devices_become_a_range():
