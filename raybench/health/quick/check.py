@@ -190,7 +190,7 @@ class _Check:
             first=(*self._judge_facts(before, after), *judged),
             second=judged_again,
             uses=self._uses(before_start, before, after),
-            load=_load(before or before_start, after),
+            load=_load(before, after),
             skipped=tuple(dict.fromkeys(skipped)),
         )
         has_references = any((references or SHIPPED).entries(name) for name in self._models())
