@@ -566,6 +566,7 @@ class _Check:
             devices=tuple(slot.name for slot in self.slots),
             troubles=tuple(troubles),
             throttled={name: tuple(sorted(limits)) for name, limits in self.throttled.items()},
+            is_observed=self.node is not None,
             **results,
         )
         return decide(evidence)

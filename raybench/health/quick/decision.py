@@ -110,6 +110,9 @@ class QuickEvidence:
     throttled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Names of tests that did not run for lack of time.
     skipped: tuple[str, ...] = ()
+    # Whether the process that looks at the node has answered each time. Otherwise other programs
+    # and errors of the driver are unknown.
+    is_observed: bool = True
     # Why the devices could not be tested at all.
     untested: UntestedReason | None = None
 
@@ -275,6 +278,9 @@ def _failures(
         # A slow node, or a slowness that a setting explains, is no fault of a device.
         if is_slow and (subject.kind != "device" or judgement.action in EXCUSES):
             continue
+        # Another program may have slowed the device.
+        if is_slow and not evidence.is_observed:
+            continue
         if is_slow and not is_clearly_slow(judgement):
             continue
         yield DrainReason(kind=DrainKind.FAILED_TWICE, device=subject.name, test=test)
@@ -326,6 +332,8 @@ def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator
     """Yield why the node was not tested, or not in full."""
     if evidence.untested is not None:
         yield evidence.untested
+    elif not evidence.is_observed:
+        yield UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail=words.not_observed())
     tested = {
         judgement.subject.name
         for judgement in settled

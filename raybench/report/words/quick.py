@@ -110,6 +110,13 @@ def untested_test(finding: Finding) -> str:
     return f"{finding.test} of {finding.subject.name}: {finding.reason}"
 
 
+def not_observed() -> str:
+    """Return that other programs and errors of the driver are unknown."""
+    return (
+        "the process that looks for other programs and errors of the driver ended or gave no answer"
+    )
+
+
 def no_nvml() -> str:
     """Return that the driver's library does not answer."""
     return "the driver's library (NVML) does not answer"

@@ -129,6 +129,16 @@ def test_a_program_that_runs_nothing_is_noted():
     assert "python3" in note.reason
 
 
+def test_a_slow_device_of_a_node_nobody_looked_at_never_drains():
+    decision = decided([slow()], [slow()], is_observed=False)
+    assert states_and_reasons(decision) == (NodeState.SUSPECT, [], {UntestedKind.OUT_OF_TIME})
+
+
+def test_a_node_nobody_looked_at_is_untested():
+    decision = decided([healthy()], is_observed=False)
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.OUT_OF_TIME})
+
+
 def test_wrong_bits_beside_a_program_still_drain():
     decision = decided([wrong()], [wrong()], uses=BUSY)
     assert decision.state is NodeState.DRAIN
