@@ -1,7 +1,9 @@
 """Options of `raybench health --quick`, and its report with and without --json."""
 
 import json
+import time
 
+import psutil
 import pytest
 
 from raybench.health.quick import check
@@ -64,3 +66,18 @@ def test_json_has_the_whole_node_report(command, report):
     found = json.loads(command("health", "--quick", "--json", results=None).out)
     assert (found["state"], found["devices"]) == ("untested", ["alpha GPU 0"])
     assert found["untested"] == [{"kind": "busy", "detail": REASON.detail}]
+
+
+def test_age_of_a_process_that_was_a_shell_is_limited(command, report, monkeypatch):
+    report(NodeState.HEALTHY)
+    began = []
+    of_report = check.quick_check
+
+    def note_beginning(*_, began_s, **__):
+        began.append(time.monotonic() - began_s)
+        return of_report()
+
+    monkeypatch.setattr(check, "quick_check", note_beginning)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() - 600.0)
+    assert command("health", "--quick", results=None).code == 0
+    assert began[0] < 10.0
