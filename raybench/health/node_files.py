@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raybench.conversion import MIB
 from raybench.errors import ResultsError, shorten
 from raybench.records.node_report import NodeReport
 from raybench.results.columns import os_errors_in_one_line, replace_file
@@ -24,6 +25,8 @@ SCHEMA_VERSION = 1
 READABLE = 0o644
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REASON_CHARACTERS = 200
+# The report of a node with 16 GPUs has less than 1 MB.
+_MOST_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,11 @@ def _read(path: Path) -> NodeReport:
     """Read a report; raise ValueError or OSError if the file is none."""
     from pydantic import ValidationError
 
+    # Anybody may write into a shared folder, and a pipe would block the collection.
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"larger than {_MOST_BYTES // MIB} MiB")
     content = path.read_bytes()
     try:
         fields = json.loads(content)
@@ -106,6 +114,8 @@ def _read(path: Path) -> NodeReport:
         began = None
     if began is None or began.tzinfo is None:
         raise ValueError(f"began: must be a time with its time zone, got {report.began!r}")
+    if not math.isfinite(report.seconds) or report.seconds < 0:
+        raise ValueError(f"seconds: must be a number from 0 on, got {report.seconds}")
     return report
 
 

@@ -60,6 +60,8 @@ def test_file_is_readable_by_others_despite_umask(tmp_path):
         (lambda fields: fields | {"schema_version": 2}, "schema_version must be 1, got 2"),
         (lambda fields: fields | {"state": "fine"}, "state: "),
         (lambda fields: fields | {"seconds": "60"}, "seconds: "),
+        (lambda fields: fields | {"seconds": float("inf")}, "seconds: must be a number"),
+        (lambda fields: fields | {"seconds": -1e300}, "seconds: must be a number"),
         (lambda fields: fields | {"host": "beta"}, "host: must be alpha"),
         (lambda fields: fields | {"began": "2026-11-30T10:00:00"}, "began: must be a time"),
         (lambda fields: fields | {"began": "yesterday"}, "began: must be a time"),
@@ -84,6 +86,19 @@ def test_damaged_file_spoils_no_other(content, tmp_path):
     stored = read_node_reports(tmp_path)
     assert list(stored.reports) == ["alpha"]
     assert [bad.path.name for bad in stored.unreadable] == ["beta.json"]
+
+
+def test_pipes_and_huge_files_are_not_read(tmp_path):
+    write_node_report(tmp_path, make_node_report())
+    os.mkfifo(tmp_path / "beta.json")
+    with (tmp_path / "gamma.json").open("wb") as huge:
+        huge.truncate(2**30)
+    stored = read_node_reports(tmp_path)
+    assert list(stored.reports) == ["alpha"]
+    assert [bad.reason for bad in stored.unreadable] == [
+        "not a regular file",
+        "larger than 32 MiB",
+    ]
 
 
 def test_later_version_may_add_fields(tmp_path):
