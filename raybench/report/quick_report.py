@@ -32,20 +32,18 @@ def format_node_report(report: NodeReport, *, width: int, color: bool = False) -
 def _blocks(report: NodeReport) -> Iterator[Block]:
     """Yield the verdict, why tests are missing, what is wrong, notes and the table of tests."""
     unhealthy = [finding for finding in report.findings if finding.verdict.is_unhealthy]
-    names = [words.short_name(finding.subject.name, report.host) for finding in unhealthy]
-    suspects = list(dict.fromkeys(names))
-    yield Line(text=words.headline(report, suspects), tone=_TONES[report.state])
+    suspects: dict[str, None] = {}
+    for finding in unhealthy:
+        if finding.verdict.is_suspect_or_bad:
+            suspects[words.short_name(finding.subject.name, report.host)] = None
+    yield Line(text=words.headline(report, list(suspects)), tone=_TONES[report.state])
     yield Line(text=words.took(report))
     if report.detection is not None:
         yield Line(text=health_words.detection(report.detection))
     # Reasons that a line has given already.
-    said_reasons: set[str] = set()
-    for kind in dict.fromkeys(reason.kind for reason in report.untested):
-        for reason in report.untested:
-            if reason.kind is kind:
-                said_reasons.add(reason.detail)
-                yield Line(text=f"Why: {words.untested(reason)}")
-        yield Line(text=words.untested_advice(kind))
+    said_reasons = {reason.detail for reason in report.untested}
+    if report.state is NodeState.UNTESTED:
+        yield from _untested_lines(report, "Why")
     for finding in unhealthy:
         if finding.reason not in said_reasons and finding.verdict is not Verdict.UNTESTED:
             # A problem of the environment is told once, not for each device.
@@ -54,6 +52,9 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
             yield Line(text=_problem(finding, report))
             if finding.command:
                 yield Line(text=f"  {finding.command.splitlines()[0]}", is_whole=True)
+    if report.state is not NodeState.UNTESTED:
+        # These reasons come last: they do not explain the verdict.
+        yield from _untested_lines(report, "Not tested in full")
     notes = [
         words.note(finding)
         for finding in report.findings
@@ -69,6 +70,15 @@ def _blocks(report: NodeReport) -> Iterator[Block]:
         yield _table(tests, report)
     if any(finding.verdict in _MARKS for finding in tests):
         yield Line(text=_LEGEND, tone="aside")
+
+
+def _untested_lines(report: NodeReport, title: str) -> Iterator[Line]:
+    """Yield why tests are missing or disturbed, and what to do, for each kind of reason."""
+    for kind in dict.fromkeys(reason.kind for reason in report.untested):
+        for reason in report.untested:
+            if reason.kind is kind:
+                yield Line(text=f"{title}: {words.untested(reason)}")
+        yield Line(text=words.untested_advice(kind))
 
 
 def _is_test(finding: Finding) -> bool:

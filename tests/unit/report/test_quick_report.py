@@ -76,6 +76,24 @@ def test_drained_node_says_which_device_and_why():
     assert any("!712" in line for line in lines)
 
 
+def test_other_programs_do_not_explain_a_drain():
+    reason = DrainReason(kind=DrainKind.FAILED_TWICE, device="alpha GPU 1", test=WRONG.test)
+    busy = UntestedReason(kind=UntestedKind.BUSY, detail="python3 uses alpha GPU 0")
+    report = replace(
+        REPORT, state=NodeState.DRAIN, drain=(reason,), untested=(busy,), findings=(FINE, WRONG)
+    )
+    text = " ".join(lines_of(report))
+    assert "Why:" not in text
+    assert text.index("replace it") < text.index("Not tested in full: python3 uses alpha GPU 0.")
+
+
+def test_an_untested_device_is_not_called_suspect():
+    untested = replace(FINE, verdict=Verdict.UNTESTED)
+    suspect = replace(WRONG, verdict=Verdict.SUSPECT)
+    report = replace(REPORT, state=NodeState.SUSPECT, findings=(untested, suspect))
+    assert lines_of(report)[0] == "Suspect: GPU 1 of alpha."
+
+
 @pytest.mark.parametrize("kind", list(UntestedKind))
 def test_untested_node_says_why_and_what_to_do(kind):
     reason = UntestedReason(kind=kind, detail="python3 (process 4242 of bob) uses alpha GPU 1")
