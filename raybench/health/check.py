@@ -43,6 +43,7 @@ from raybench.records.devices import DeviceFacts, Finding, Stage
 from raybench.records.node_report import NodeReport
 from raybench.records.record import Record, TrialKey
 from raybench.records.status import RunStatus, Status
+from raybench.report.formatting import quoted
 from raybench.results.tables import Run
 from raybench.results.writer import RunStore
 from raybench.sweep.listener import Listener
@@ -157,7 +158,7 @@ def examine(
     job = health_job()
     examiner = Examiner(settings, job.measure)
     start = start_run(
-        job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: "raybench health"
+        job, Plan(points=()), argv=argv, tags={}, resume_command=lambda _: quoted(*argv)
     )
     past = read_findings(where.output)
     run = run_sweep(job, start, where, listener, examiner)
