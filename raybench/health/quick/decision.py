@@ -252,10 +252,16 @@ def _driver_errors(judgements: Iterable[Judgement]) -> Iterator[DrainReason]:
 
 
 def _is_of_hardware(judgement: Judgement) -> bool:
-    """Return whether the hardware causes the error; False for Xids that programs cause."""
+    """Return whether the hardware causes the error; False for Xids that programs cause.
+
+    Earlier Xids do not count, because they stay in the kernel's log after a repair.
+    """
     problems = judgement.reason.problems if judgement.reason else ()
-    xids = [problem for problem in problems if problem.kind is ProblemKind.NEW_XIDS]
-    return not xids or any(not HARDWARE_XIDS.isdisjoint(problem.numbers) for problem in xids)
+    kinds = {problem.kind for problem in problems}
+    if kinds.isdisjoint((ProblemKind.NEW_XIDS, ProblemKind.OLD_XIDS)):
+        return True
+    new_xids = [problem for problem in problems if problem.kind is ProblemKind.NEW_XIDS]
+    return any(not HARDWARE_XIDS.isdisjoint(problem.numbers) for problem in new_xids)
 
 
 def _stuck_devices(evidence: QuickEvidence) -> Iterator[DrainReason]:

@@ -247,6 +247,8 @@ def test_a_killed_process_that_was_replaced_is_healthy():
         # An error of a program, and a fact about the slot.
         (fact("Xid errors", ProblemKind.NEW_XIDS, numbers=(13, 31)), NodeState.SUSPECT),
         (fact("PCIe lanes", ProblemKind.FEW_LANES, value=8, limit=16), NodeState.SUSPECT),
+        # Such errors stay in the kernel's log after a repair.
+        (fact("Xid errors", ProblemKind.OLD_XIDS, numbers=(79,)), NodeState.SUSPECT),
     ],
 )
 def test_errors_of_the_driver_drain(found, state):
