@@ -211,9 +211,14 @@ def _at_most_suspect(judgement: Judgement) -> Judgement:
 
 
 def _excuse(judgement: Judgement, evidence: QuickEvidence) -> Judgement:
-    """Make a slow subject untested if other programs may have slowed it."""
+    """Make a subject untested if other programs may have slowed it, or have taken its memory."""
     subject = judgement.subject
-    if judgement.ratio is None or judgement.verdict not in (Verdict.BAD, Verdict.SUSPECT):
+    if not judgement.verdict.is_suspect_or_bad:
+        return judgement
+    problems = judgement.reason.problems if judgement.reason else ()
+    if problems and all(map(_is_lack_of_memory, problems)):
+        return replace(judgement, verdict=Verdict.UNTESTED)
+    if judgement.ratio is None:
         return judgement
     programs: list[OtherProgram] = []
     for device in [subject.name] if subject.kind == "device" else evidence.devices:

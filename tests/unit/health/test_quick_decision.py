@@ -17,6 +17,7 @@ from raybench.records.judgement import Problem, ProblemKind, Reason, ReasonKind
 from raybench.records.node_report import DrainKind, NodeState, UntestedKind, UntestedReason
 from raybench.records.node_use import CpuLoad, DeviceUse
 from raybench.records.other_program import OtherProgram
+from raybench.records.status import Status
 
 GEMM = row_named("gemm bf16 8192", "cuda")
 BITS = row_named("same bits bf16 2048", "cuda")
@@ -119,6 +120,17 @@ def test_a_slow_device_beside_a_program_is_untested():
     [finding] = [one for one in decision.findings if one.ratio is not None]
     assert finding.verdict is Verdict.UNTESTED
     assert "process 4242 of bob" in finding.evidence
+
+
+@pytest.mark.parametrize("repeats", [0, 1])
+def test_lack_of_memory_is_no_fault_of_the_device(repeats):
+    full = replace(
+        wrong(ProblemKind.FAILED, GEMM, status=Status.OOM, detail="CUDA out of memory"),
+        value=None,
+        action=Action.RESET,
+    )
+    decision = decided([full], [full] * repeats)
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.BUSY})
 
 
 def test_a_program_that_runs_nothing_is_noted():
