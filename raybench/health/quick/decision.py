@@ -363,10 +363,7 @@ def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator
     is_cpu = evidence.kind == "cpu"
     if load is not None and is_cpu and load.cores > _CROWDED_SHARE * load.processors:
         yield UntestedReason(kind=UntestedKind.BUSY, detail=words.load(load))
-    for judgement in evidence.environment:
-        if judgement.verdict is Verdict.BAD:
-            detail = f"{judgement.test.name}: {judgement.finding.reason}"
-            yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=detail)
+    yield from _environment_reasons(evidence)
     yield from _slow_beside_programs(settled)
     for judgement in settled:
         if (
@@ -383,6 +380,19 @@ def _untested(settled: Sequence[Judgement], evidence: QuickEvidence) -> Iterator
     )
     if tested and not is_compared and not evidence.troubles:
         yield UntestedReason(kind=UntestedKind.NO_COMPARISON, detail=words.no_comparison())
+
+
+def _environment_reasons(evidence: QuickEvidence) -> Iterator[UntestedReason]:
+    """Yield the settings and the state of the node that spoil the tests."""
+    for judgement in evidence.environment:
+        if judgement.verdict is not Verdict.BAD:
+            continue
+        subject, kind = judgement.subject, UntestedKind.BROKEN_INSTALLATION
+        # The work of another program may limit the clocks of its device.
+        if subject.kind == "device" and list(programs_beside(subject.name, evidence)):
+            kind = UntestedKind.BUSY
+        detail = f"{judgement.test.name}: {judgement.finding.reason}"
+        yield UntestedReason(kind=kind, detail=detail)
 
 
 def _slow_beside_programs(settled: Iterable[Judgement]) -> Iterator[UntestedReason]:

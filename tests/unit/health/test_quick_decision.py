@@ -12,6 +12,7 @@ from raybench.health.quick.messages import NotStarted
 from raybench.health.suite import HealthTest
 from raybench.health.suite import test_named as row_named
 from raybench.health.verdicts import Judgement
+from raybench.records.conditions import Condition
 from raybench.records.devices import Action, Subject, Verdict
 from raybench.records.judgement import Problem, ProblemKind, Reason, ReasonKind
 from raybench.records.node_report import DrainKind, NodeState, UntestedKind, UntestedReason
@@ -131,6 +132,20 @@ def test_lack_of_memory_is_no_fault_of_the_device(repeats):
     )
     decision = decided([full], [full] * repeats)
     assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {UntestedKind.BUSY})
+
+
+@pytest.mark.parametrize(
+    ("uses", "kind"),
+    [({}, UntestedKind.BROKEN_INSTALLATION), (BUSY, UntestedKind.BUSY)],
+)
+def test_limited_clocks_beside_a_program_are_no_broken_installation(uses, kind):
+    fault = Reason(kind=ReasonKind.CONDITION, condition=Condition.THROTTLED, names=("power_brake",))
+    test = HealthTest(
+        name="throttling", stage="environment", unit="reasons", floor=0.0, is_compared=False
+    )
+    limited = replace(healthy(test), verdict=Verdict.BAD, value=1.0, reason=fault)
+    decision = decided([healthy()], environment=(limited,), uses=uses)
+    assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {kind})
 
 
 def test_a_program_that_runs_nothing_is_noted():
