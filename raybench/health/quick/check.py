@@ -66,7 +66,7 @@ _STARTED_S: Mapping[DeviceKind, float] = {"cpu": 19.0, "cuda": 16.0}
 # Latest start of a second run, and of a new process.
 _SECOND_RUN_S, _RESTART_S = 21.0, 14.0
 # Limits of single requests to the node's process and to the devices' processes.
-_COUNT_S, _FIRST_LOOK_S, _LOOK_S, _STORE_S = 8.0, 5.0, 3.0, 1.0
+_COUNT_S, _FIRST_LOOK_S, _LOOK_S, _STORE_S = 8.0, 5.0, 3.0, 3.0
 # The limit of a collective is longer: connecting all devices takes seconds.
 _TEST_S, _TOGETHER_S = 6.0, 9.0
 # With less time a test is skipped.
@@ -174,7 +174,9 @@ class _Check:
 
         self._wait_for_start([slot.child for slot in self.slots], _STARTED_S[self.kind])
         if not self._alive():
-            return self._report(self._decide(uses=self._uses(before_start)))
+            # Programs that keep all cores busy may be the cause.
+            load = _load(before_start, self._look(_LOOK_S))
+            return self._report(self._decide(uses=self._uses(before_start), load=load))
         before = self._look(_LOOK_S)
         tests = self._select()
         first, skipped = self._run_tests(tests, 1, before)
@@ -445,9 +447,12 @@ class _Check:
 
     def _make_group(self, first: _Slot) -> GroupSpec | None:
         """Return a new process group; None if its store does not start."""
+        from raybench.health.quick.decision import STORE
+
         if self.store is None:
             answers = ask({first.child: ServeStore()}, self._deadline_s(_STORE_S))
-            self.store = next(iter(self._note_lost(answers, "store").values()), None)
+            stores = self._note_lost(answers, STORE, is_together=True)
+            self.store = next(iter(stores.values()), None)
         if self.store is None:
             return None
         self.groups += 1

@@ -43,7 +43,7 @@ _LEAST_CORES = 0.2
 _CRASHES = frozenset({-4, -6, -7, -8, -11})
 # Facts on how a device is connected or set, and not on errors.
 _NO_ERRORS = frozenset({PCIE_LANES})
-IMPORT, START = "import", "start"
+IMPORT, START, STORE = "import", "start", "store"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Trouble:
 
     # Name of the device in findings.
     device: str
-    # IMPORT, START or the name of a test.
+    # IMPORT, START, STORE or the name of a test.
     phase: str
     cause: Death | Silence | NotStarted
     # Whether processes of other devices have answered in the same phase.

@@ -51,7 +51,11 @@ def throttled(reasons: Sequence[str]) -> str:
     return f"clocks were limited during the tests: {', '.join(reasons)}"
 
 
-_PHASES = {"import": "while it imported torch", "start": "while it took the device"}
+_PHASES = {
+    "import": "while it imported torch",
+    "start": "while it took the device",
+    "store": "before the first collective",
+}
 _TROUBLES = {
     TroubleKind.STUCK: "hangs in a call of the driver",
     TroubleKind.STOPPED: "was stopped from outside",
@@ -67,7 +71,7 @@ def trouble(kind: TroubleKind, device: str, phase: str, detail: str) -> str:
     """Return why the process of a device gave no answer.
 
     Args:
-        phase: "import", "start" or the name of a test.
+        phase: "import", "start", "store" or the name of a test.
         detail: such as an error message.
     """
     when = _PHASES.get(phase, f"in the test {phase}")

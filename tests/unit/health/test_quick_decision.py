@@ -7,7 +7,7 @@ import pytest
 
 from raybench.hangs.processes import ProcessFacts
 from raybench.health.quick.children import Death, Silence
-from raybench.health.quick.decision import IMPORT, START, QuickEvidence, Trouble, decide
+from raybench.health.quick.decision import IMPORT, START, STORE, QuickEvidence, Trouble, decide
 from raybench.health.quick.messages import NotStarted
 from raybench.health.suite import HealthTest
 from raybench.health.suite import test_named as row_named
@@ -245,6 +245,12 @@ def test_programs_explain_late_answers_alone(case, why):
     idle = {NAMES[1]: DeviceUse(programs=(PYTHON,), utilization_pct=0)}
     decision = decided(troubles=(case,), uses=idle)
     assert states_and_reasons(decision) == (NodeState.UNTESTED, [], {why})
+
+
+def test_a_late_store_is_said_in_words():
+    late = trouble(silence("S", waited_s=1.0), phase=STORE, others=False)
+    [reason] = decided(troubles=(late,)).untested
+    assert "gave no answer in time before the first collective" in reason.detail
 
 
 def test_a_cpu_worker_is_never_stuck():
