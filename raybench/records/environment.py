@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import site
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -41,6 +42,17 @@ def warn_of_torch(versions: Mapping[str, str]) -> str | None:
 def variables_that_matter() -> dict[str, str]:
     """Return the environment variables that configure NCCL, torch, CUDA, OpenMP, gloo or MKL."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(_PREFIXES)}
+
+
+def path_to_raybench() -> dict[str, str]:
+    """Return the variable by which `python -P -m raybench...` finds this raybench.
+
+    `python -m raybench` in a checkout finds it in the working directory, which -P leaves out.
+    """
+    root = str(Path(__file__).parents[2])
+    if root in site.getsitepackages():
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))}
 
 
 @contextmanager

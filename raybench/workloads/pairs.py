@@ -27,6 +27,7 @@ from pydantic import Field
 
 from raybench.errors import UsageError
 from raybench.job.answer import Answer
+from raybench.records.environment import path_to_raybench
 from raybench.workloads.base import Context, Workload, WrongResultError
 from raybench.workloads.collective import check_ranks, exchange
 
@@ -301,8 +302,15 @@ class TransportProbe(Workload):
         key_prefix = [f"{os.getpid()}-{time.monotonic_ns()}"]
         if context.world_size > 1:
             dist.broadcast_object_list(key_prefix, device=context.device)
-        command = [sys.executable, "-m", __name__, str(context.device), key_prefix[0]]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROCESS_TIMEOUT_S)
+        # -P: a module in the working directory is not of this installation.
+        command = [sys.executable, "-P", "-m", __name__, str(context.device), key_prefix[0]]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **path_to_raybench()},
+            capture_output=True,
+            text=True,
+            timeout=_PROCESS_TIMEOUT_S,
+        )
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             raise RuntimeError(lines[-1] if lines else f"exit code {done.returncode}")

@@ -24,6 +24,7 @@ from raybench.errors import shorten_start
 from raybench.hangs.processes import ProcessFacts, read_facts
 from raybench.health.quick.messages import Inbox, send
 from raybench.records.device import DeviceKind
+from raybench.records.environment import path_to_raybench
 
 _OUTPUT_CHARACTERS = 300
 # A child without a request ends at once when the check closes its socket.
@@ -82,11 +83,18 @@ class Child:
         """Start the module; its last argument is the descriptor of its end of the socket."""
         self._channel, theirs = socket.socketpair()
         self._output = _open_output()
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, **_VARIABLES}
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **os.environ,
+            **path_to_raybench(),
+            **_VARIABLES,
+        }
         with theirs:
-            # Start a new session, so that its children are killed with it.
+            # -P: a module in the working directory, such as torch.py, is not of this installation,
+            # and root may run the check. Start a new session, so that its children are killed
+            # with it.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", module, *arguments, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

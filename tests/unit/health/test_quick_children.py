@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,9 @@ from raybench.health.quick.children import Child, Death, Silence, ask, collect, 
 
 
 @pytest.fixture
-def start():
+def start(monkeypatch):
+    # For `tests.quick_child`: children do not import from the working directory.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     started = []
 
     def start_child(mode):
@@ -24,6 +27,12 @@ def start():
 
 def in_seconds(seconds):
     return time.monotonic() + seconds
+
+
+def test_children_import_nothing_from_the_working_directory(start, tmp_path, monkeypatch):
+    (tmp_path / "pickle.py").write_text("raise RuntimeError('a file of a user')")
+    monkeypatch.chdir(tmp_path)
+    assert ask({start("echo"): 1}, in_seconds(20.0)).received
 
 
 def test_children_answer_together(start):
