@@ -7,7 +7,7 @@ the driver reports. Faults that software, settings or other programs may cause d
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raybench.health.readings import HARDWARE_XIDS
 from raybench.health.suite import device_subjects
@@ -89,7 +89,9 @@ def node_reports(
         uuids = {subject.uuids[0] for subject in subjects}
         of_node = [judgement for judgement in judgements if uuids & set(judgement.subject.uuids)]
         names = tuple(subject.name for subject in subjects)
-        reports.append(_node_report(host, names, of_node, course))
+        # All devices of a check are of one kind.
+        report = _node_report(host, names, of_node, course)
+        reports.append(replace(report, device_kind=devices[0].kind))
     return tuple(reports)
 
 

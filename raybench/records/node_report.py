@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from raybench.records.detection import DetectionLimit
+from raybench.records.device import DeviceKind
 from raybench.records.devices import Finding
 
 
@@ -79,6 +80,8 @@ class NodeReport:
     raybench_version: str
     # Names of the devices that were checked.
     devices: tuple[str, ...]
+    # None: no device was checked.
+    device_kind: DeviceKind | None = None
     drain: tuple[DrainReason, ...] = ()
     untested: tuple[UntestedReason, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -384,6 +384,7 @@ def make_node_report(**changes: Any) -> NodeReport:
         "seconds": 60.0,
         "raybench_version": "0.1.0",
         "devices": ("alpha GPU 0",),
+        "device_kind": "cuda",
         **changes,
     }
     return NodeReport(**settings)

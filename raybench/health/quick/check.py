@@ -601,6 +601,7 @@ class _Check:
             seconds=round(time.monotonic() - self.began_s, 1),
             raybench_version=__version__,
             devices=tuple(slot.name for slot in self.slots),
+            device_kind=self.kind if self.slots else None,
             drain=decision.drain,
             untested=decision.untested,
             findings=decision.findings,

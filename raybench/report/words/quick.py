@@ -154,7 +154,6 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
     Args:
         suspects: names of subjects that are suspect.
     """
-    devices = counted(len(report.devices), "device")
     match report.state:
         case NodeState.DRAIN:
             reasons = [drain(reason, report.host) for reason in report.drain]
@@ -165,7 +164,13 @@ def headline(report: NodeReport, suspects: Sequence[str]) -> str:
             different_reasons = dict.fromkeys(map(_why_untested, report.untested))
             return f"Not tested: {report.host}: {'; '.join(different_reasons)}."
         case NodeState.HEALTHY:
-            return f"Healthy: {devices} of {report.host}."
+            return f"Healthy: {_devices(report)} of {report.host}."
+
+
+def _devices(report: NodeReport) -> str:
+    """Return `8 GPUs` or `2 CPU workers`: a GPU node without its driver tests its CPU workers."""
+    noun = "GPU" if report.device_kind == "cuda" else "CPU worker"
+    return counted(len(report.devices), noun)
 
 
 def drain(reason: DrainReason, host: str) -> str:
@@ -194,8 +199,9 @@ def _why_untested(reason: UntestedReason) -> str:
 
 
 def took(report: NodeReport) -> str:
-    """Return how long the check took."""
-    return f"{report.seconds:.1f} s, {counted(len(report.devices), 'device')}."
+    """Return how long the check took, and which devices were checked."""
+    checked = f", {_devices(report)}" if report.devices else ""
+    return f"{report.seconds:.1f} s{checked}."
 
 
 def progress(*, devices: int = 0, test: str = "", again: bool = False) -> str:

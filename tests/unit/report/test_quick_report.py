@@ -44,6 +44,7 @@ REPORT = NodeReport(
     seconds=9.1,
     raybench_version="1",
     devices=("alpha GPU 0", "alpha GPU 1"),
+    device_kind="cuda",
     findings=(FINE, replace(FINE, subject=GPUS[1], value=705.0)),
 )
 
@@ -56,10 +57,19 @@ def lines_of(report, width=80):
 
 def test_healthy_node_has_verdict_time_and_table():
     first, second, *rest = lines_of(REPORT)
-    assert first == "Healthy: 2 devices of alpha."
-    assert second.startswith("9.1 s")
+    assert first == "Healthy: 2 GPUs of alpha."
+    assert second == "9.1 s, 2 GPUs."
     [row] = [line for line in rest if line.startswith("gemm bf16 8192")]
     assert row.split()[-2:] == ["712", "705"]
+
+
+def test_cpu_workers_do_not_pass_for_gpus():
+    lines = lines_of(replace(REPORT, devices=("alpha worker 0",), device_kind="cpu", findings=()))
+    assert lines[:2] == ["Healthy: 1 CPU worker of alpha.", "9.1 s, 1 CPU worker."]
+
+
+def test_a_check_without_devices_counts_none():
+    assert lines_of(replace(REPORT, devices=(), state=NodeState.UNTESTED))[1] == "9.1 s."
 
 
 def test_drained_node_says_which_device_and_why():
