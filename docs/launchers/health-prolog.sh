@@ -15,6 +15,8 @@ export PATH=${RAYBENCH_BIN:-/opt/raybench/bin}:/usr/sbin:/usr/bin:/sbin:/bin
 limit_s=${RAYBENCH_LIMIT_S:-60}
 # Where `raybench health --collect` finds the reports; root alone may write there.
 reports=${RAYBENCH_REPORTS:-/var/spool/raybench}
+# cuda: a node that has lost its driver is not tested. auto would test and pass its CPU workers.
+device=${RAYBENCH_DEVICE:-auto}
 # Of node_exporter: a file name that ends in .prom; empty: no metrics.
 textfile=${RAYBENCH_TEXTFILE:-}
 
@@ -22,7 +24,7 @@ own=$(mktemp -d) || exit 0
 trap 'rm -rf "$own"' EXIT
 # KILL 5 s after TERM: a process that hangs in the driver may ignore TERM.
 timeout --kill-after=5 "$limit_s" raybench health --quick --exit-code slurm --report "$own" \
-  ${textfile:+--textfile "$textfile"} > "$own/said" 2>&1
+  --device "$device" ${textfile:+--textfile "$textfile"} > "$own/said" 2>&1
 code=$?
 report=$(find "$own" -name '*.json' -print -quit)
 if [ -n "$report" ] && mkdir -p "$reports"; then
