@@ -150,8 +150,8 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
         began = datetime.now(UTC)
         try:
             return command(outputs=outputs, **given)
-        except (ClusterError, ImportError) as error:
-            # No test could start.
+        except (ClusterError, ImportError, KeyboardInterrupt) as error:
+            # No test could start, or the check has no result. An older report must not stay.
             _write([_untested_report(error, began)], outputs)
             raise
 
@@ -288,11 +288,16 @@ def _check_writable(outputs: NodeOutputs) -> None:
                 raise UsageError(f"{option} {folder}: {error.strerror}") from None
 
 
-def _untested_report(error: Exception, began: datetime) -> NodeReport:
-    """Return the report of this host, on which no test could start."""
-    kind = UntestedKind.BROKEN_INSTALLATION
-    if isinstance(error, DevicesInUseError):
-        kind = UntestedKind.BUSY
+def _untested_report(error: BaseException, began: datetime) -> NodeReport:
+    """Return the report of this host, on which no test could start, or was interrupted."""
+    match error:
+        case KeyboardInterrupt():
+            reason = UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail="interrupted")
+        case DevicesInUseError():
+            reason = UntestedReason(kind=UntestedKind.BUSY, detail=message_of(error))
+        case _:
+            kind = UntestedKind.BROKEN_INSTALLATION
+            reason = UntestedReason(kind=kind, detail=message_of(error))
     return NodeReport(
         host=socket.gethostname(),
         state=NodeState.UNTESTED,
@@ -300,7 +305,7 @@ def _untested_report(error: Exception, began: datetime) -> NodeReport:
         seconds=round((datetime.now(UTC) - began).total_seconds(), 3),
         raybench_version=__version__,
         devices=(),
-        untested=(UntestedReason(kind=kind, detail=message_of(error)),),
+        untested=(reason,),
     )
 
 

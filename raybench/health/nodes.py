@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from raybench.health.readings import HARDWARE_XIDS
 from raybench.health.suite import device_subjects
 from raybench.health.verdicts import OTHER_PROGRAMS_TEST, Judgement
+from raybench.records.conditions import Condition
 from raybench.records.device import Device
 from raybench.records.devices import Action, Subject, Verdict
 from raybench.records.judgement import Problem, ProblemKind, ReasonKind
@@ -166,6 +167,9 @@ def _drain_reasons(judgements: Sequence[Judgement], *, is_busy: bool) -> Iterato
 def is_clearly_slow(judgement: Judgement) -> bool:
     """Return whether a subject is so slow that chance hardly explains it."""
     least = max(_DRAIN_SHARE, _DRAIN_FLOORS * judgement.test.floor)
+    if judgement.stage == "host-links":
+        # Copies depend on the host and its other guests.
+        least = max(least, judgement.test.bad_ratio - 1)
     return judgement.ratio is not None and judgement.ratio > 1 + least
 
 
@@ -209,6 +213,13 @@ def _is_device_fault(problems: Iterable[Problem], *, does_work_beside: bool) -> 
     return False
 
 
+def kind_of_environment(judgement: Judgement) -> UntestedKind:
+    """Return why a bad fact of the environment leaves a node untested."""
+    condition = judgement.reason.condition if judgement.reason else None
+    is_throttled = condition is Condition.THROTTLED
+    return UntestedKind.LIMITED_CLOCKS if is_throttled else UntestedKind.BROKEN_INSTALLATION
+
+
 def _is_of_others(judgement: Judgement, devices: Sequence[str]) -> bool:
     """Return whether devices of other nodes kept the test from having a result."""
     problems = _problems(judgement)
@@ -230,7 +241,7 @@ def _untested_reasons(
             yield UntestedReason(kind=UntestedKind.BUSY, detail="; ".join(programs))
         elif judgement.stage == "environment" and judgement.verdict is Verdict.BAD:
             detail = f"{judgement.test.name}: {judgement.finding.reason}"
-            yield UntestedReason(kind=UntestedKind.BROKEN_INSTALLATION, detail=detail)
+            yield UntestedReason(kind=kind_of_environment(judgement), detail=detail)
         elif judgement.verdict is Verdict.UNTESTED and not _is_of_others(judgement, devices):
             kind = UntestedKind.NO_RESULT
             if problems := _problems(judgement):

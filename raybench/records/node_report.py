@@ -49,6 +49,8 @@ class UntestedKind(StrEnum):
     BUSY = "busy"
     # A package cannot be imported, or the driver cannot be loaded.
     BROKEN_INSTALLATION = "broken installation"
+    # Heat or the power supply limits the clocks of a device.
+    LIMITED_CLOCKS = "limited clocks"
     # The deadline passed, or the check was interrupted, before the tests were done.
     OUT_OF_TIME = "out of time"
     # A test ended without a result on all devices, or because of another device.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raybench.health.nodes import EXCUSES, is_clearly_slow
+from raybench.health.nodes import EXCUSES, is_clearly_slow, kind_of_environment
 from raybench.health.quick.children import Death, Silence
 from raybench.health.quick.messages import NotStarted
 from raybench.health.readings import HARDWARE_XIDS, PCIE_LANES
@@ -74,6 +74,9 @@ class Trouble:
                 uses_driver = device_kind == "cuda" and self.phase != IMPORT
                 is_alone = uses_driver and self.have_others_answered
                 is_stuck = is_alone and waited_s >= _STUCK_S
+                if self.phase == START and facts.state != "D":
+                    # Imports end at different times, so this process may be on its way.
+                    is_stuck = False
                 return TroubleKind.STUCK if is_stuck else TroubleKind.LATE
 
     @property
@@ -387,7 +390,7 @@ def _environment_reasons(evidence: QuickEvidence) -> Iterator[UntestedReason]:
     for judgement in evidence.environment:
         if judgement.verdict is not Verdict.BAD:
             continue
-        subject, kind = judgement.subject, UntestedKind.BROKEN_INSTALLATION
+        subject, kind = judgement.subject, kind_of_environment(judgement)
         # The work of another program may limit the clocks of its device.
         if subject.kind == "device" and list(programs_beside(subject.name, evidence)):
             kind = UntestedKind.BUSY

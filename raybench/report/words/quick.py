@@ -129,6 +129,7 @@ def no_nvml() -> str:
 _UNTESTED = {
     UntestedKind.BUSY: "other programs use it",
     UntestedKind.BROKEN_INSTALLATION: "the installation is broken",
+    UntestedKind.LIMITED_CLOCKS: "clocks are limited",
     UntestedKind.OUT_OF_TIME: "the time was over",
     UntestedKind.DISTURBED: "its processes were disturbed",
     UntestedKind.NO_COMPARISON: "there is nothing to compare it with",
@@ -141,6 +142,7 @@ _DRAIN = {
 _ADVICE = {
     UntestedKind.BUSY: "end the other program, or check again later",
     UntestedKind.BROKEN_INSTALLATION: "repair the installation; this is no fault of a device",
+    UntestedKind.LIMITED_CLOCKS: "look at cooling and power supply: nvidia-smi -q -d PERFORMANCE",
     UntestedKind.OUT_OF_TIME: "check again; if it stays so, look for load and slow file systems",
     UntestedKind.DISTURBED: "check again",
     UntestedKind.NO_COMPARISON: "`raybench health`, then `raybench export latest --format "

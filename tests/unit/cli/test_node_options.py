@@ -140,18 +140,19 @@ def test_each_node_gets_a_file(check, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "kind", "detail"),
     [
-        (ClusterError("no Ray here"), "broken installation"),
-        (ImportError("no Ray here"), "broken installation"),
-        (DevicesInUseError("no Ray here"), "busy"),
+        (ClusterError("no Ray here"), "broken installation", "no Ray here"),
+        (ImportError("no Ray here"), "broken installation", "no Ray here"),
+        (DevicesInUseError("no Ray here"), "busy", "no Ray here"),
+        (KeyboardInterrupt(), "out of time", "interrupted"),
     ],
 )
-def test_check_that_cannot_start_reports_its_host(check, tmp_path, error, kind):
+def test_check_without_result_reports_its_host(check, tmp_path, error, kind, detail):
     check("--report", tmp_path / "checks", error=error)
     report = read_node_reports(tmp_path / "checks").reports[HERE]
     assert report.state is NodeState.UNTESTED
-    assert [(one.kind, one.detail) for one in report.untested] == [(kind, "no Ray here")]
+    assert [(one.kind, one.detail) for one in report.untested] == [(kind, detail)]
 
 
 def test_metrics_are_of_this_host_only(check, tmp_path):

@@ -136,9 +136,9 @@ def test_lack_of_memory_is_no_fault_of_the_device(repeats):
 
 @pytest.mark.parametrize(
     ("uses", "kind"),
-    [({}, UntestedKind.BROKEN_INSTALLATION), (BUSY, UntestedKind.BUSY)],
+    [({}, UntestedKind.LIMITED_CLOCKS), (BUSY, UntestedKind.BUSY)],
 )
-def test_limited_clocks_beside_a_program_are_no_broken_installation(uses, kind):
+def test_limited_clocks_are_no_broken_installation(uses, kind):
     fault = Reason(kind=ReasonKind.CONDITION, condition=Condition.THROTTLED, names=("power_brake",))
     test = HealthTest(
         name="throttling", stage="environment", unit="reasons", floor=0.0, is_compared=False
@@ -177,6 +177,12 @@ def test_a_power_limit_never_drains():
     assert states_and_reasons(decision) == (NodeState.SUSPECT, [], set())
 
 
+@pytest.mark.parametrize(("ratio", "state"), [(1.4, "suspect"), (1.6, "drain")])
+def test_host_links_drain_only_if_very_slow(ratio, state):
+    copies = slow(row_named("h2d alone", "cuda"), ratio=ratio)
+    assert decided([copies], [copies]).state == state
+
+
 def test_a_node_that_is_slow_together_never_drains():
     together = replace(
         slow(row_named("all_reduce 1 GiB", "cuda")),
@@ -198,6 +204,8 @@ def test_a_process_stuck_in_the_driver_drains(state):
         (trouble(silence("D"), others=False), UntestedKind.OUT_OF_TIME),
         (trouble(silence("D"), IMPORT), UntestedKind.OUT_OF_TIME),
         (trouble(silence("R", waited_s=0.3), START), UntestedKind.OUT_OF_TIME),
+        # The imports of the processes end at different times.
+        (trouble(silence("R"), START), UntestedKind.OUT_OF_TIME),
         (trouble(Death(exit_code=-9, last_line="")), UntestedKind.DISTURBED),
         (
             trouble(NotStarted(message="out of memory", is_out_of_memory=True), START),
