@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from raybench.ab.plan import WORKTREE, Gate, Side
+from raybench.ab.plan import WORKTREE, Gate, Side, gates_of
 from raybench.errors import UsageError
 
 # `git commit-tree` needs an identity, and the user may have none.
@@ -79,11 +79,24 @@ def _commit_of_files(cwd: Path, output: Path) -> str:
             # With a copy of the index, git reads only the files that changed.
             shutil.copy2(index, Path(folder, "index"))
         # The results of the gate are no files of the version.
-        excluded = [f":(exclude){output.relative_to(top)}"] if output.is_relative_to(top) else []
+        results = gates_of(output) if cwd.is_relative_to(output) else output
+        excluded = []
+        # `git add` fails if a pathspec names an ignored folder, even to exclude it.
+        if results.is_relative_to(top) and not _is_ignored(top, results):
+            excluded = [f":(exclude,literal){results.relative_to(top)}"]
         _git(top, "add", "--all", "--", ".", *excluded, env=env)
         tree = _git(top, "write-tree", env=env)
         message = "raybench ab: files that are not committed"
         return _git(top, "commit-tree", tree, "-p", "HEAD", "-m", message, env=env)
+
+
+def _is_ignored(top: Path, path: Path) -> bool:
+    """Return whether git ignores a path."""
+    try:
+        _git(top, "check-ignore", "--quiet", "--", str(path))
+    except subprocess.CalledProcessError:
+        return False
+    return True
 
 
 def _top_of(cwd: Path) -> Path:

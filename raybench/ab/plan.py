@@ -146,9 +146,14 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
     )
 
 
+def gates_of(output: Path) -> Path:
+    """Return the subfolder of a results folder that holds all gates."""
+    return output.absolute() / _GATES
+
+
 def folder_of(output: Path, gate: Gate) -> Path:
     """Return the folder of a new gate in a results folder."""
-    return output.absolute() / _GATES / gate.gate_id
+    return gates_of(output) / gate.gate_id
 
 
 def write_gate(folder: Path, gate: Gate) -> None:
@@ -188,7 +193,7 @@ def find_gate(output: Path, name: str) -> Path:
     """
     if (Path(name) / _FILE).is_file():
         return Path(name).absolute()
-    files = sorted((output / _GATES).glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime)
+    files = sorted(gates_of(output).glob(f"*/{_FILE}"), key=lambda path: path.stat().st_mtime)
     folders = [path.parent.absolute() for path in files]
     if name == LATEST and folders:
         return folders[-1]

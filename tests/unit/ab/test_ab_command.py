@@ -188,6 +188,16 @@ def test_gate_folder_has_all_formats(ab, repository):
     assert "<svg" in (folder / "report.html").read_text()
 
 
+def test_ignored_results_of_an_earlier_sweep_are_no_obstacle(ab, repository):
+    (repository / "results" / "runs").mkdir(parents=True)
+    assert ab("--old", "HEAD").code == 0
+
+
+def test_results_in_the_current_folder_hide_no_file(ab, repository):
+    write_steps(repository, a=10.0, b=23.0, c=30.0)
+    assert ab("--old", "HEAD", "-o", ".").code == 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
