@@ -20,6 +20,9 @@ _IDENTITY = {
     **{"GIT_AUTHOR_NAME": "raybench", "GIT_AUTHOR_EMAIL": "raybench@localhost"},
     **{"GIT_COMMITTER_NAME": "raybench", "GIT_COMMITTER_EMAIL": "raybench@localhost"},
 }
+# A git hook sets these variables. With them, git would use the index and the repository of the hook
+# in the worktrees too, and a commit would get the files of a worktree.
+_HOOK_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 
 
 class SideError(Exception):
@@ -109,13 +112,18 @@ def _top_of(cwd: Path) -> Path:
         ) from None
 
 
+def _own_environment() -> dict[str, str]:
+    """Return the environment of this process without the variables of a git hook."""
+    return {name: value for name, value in os.environ.items() if name not in _HOOK_VARIABLES}
+
+
 def _git(folder: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
     """Run git in a folder and return its output; raise CalledProcessError if git fails."""
     try:
         done = subprocess.run(
             ["git", *words],
             cwd=folder,
-            env=os.environ | (env or {}),
+            env={**_own_environment(), **(env or {})},
             capture_output=True,
             text=True,
             check=True,
@@ -137,7 +145,7 @@ def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
         SideError: git or the set-up command fails.
     """
     version, commit = gate.version(side), gate.commits.get(side)
-    env, job = os.environ | version.env, gate.job_of(side)
+    env, job = _own_environment() | dict(version.env), gate.job_of(side)
     if commit is None:
         python = _python_of(version.python, gate.cwd, gate.cwd)
         return Checkout(folder=gate.cwd, job=job, python=python, env=env)
@@ -219,7 +227,7 @@ def _remove_worktree(gate: Gate, side: Side, folder: Path) -> None:
     (folder / f"{side}.ready").unlink(missing_ok=True)
     worktree = folder / "worktrees" / side
     words = ["git", "worktree", "remove", "--force", str(worktree)]
-    subprocess.run(words, cwd=gate.cwd, capture_output=True)
+    subprocess.run(words, cwd=gate.cwd, env=_own_environment(), capture_output=True)
     shutil.rmtree(worktree, ignore_errors=True)
 
 

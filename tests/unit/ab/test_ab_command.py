@@ -198,6 +198,16 @@ def test_results_in_the_current_folder_hide_no_file(ab, repository):
     assert ab("--old", "HEAD", "-o", ".").code == 1
 
 
+def test_hook_keeps_its_index(ab, repository, monkeypatch):
+    index = repository / ".git" / "index"
+    (repository / "untracked").touch()
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(index))
+    before = index.read_bytes()
+    assert ab("--old", "HEAD").code == 0
+    assert index.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
