@@ -14,6 +14,7 @@ from pathlib import Path
 
 from raybench.ab.plan import WORKTREE, Gate, Side, gates_of
 from raybench.errors import UsageError
+from raybench.records.environment import FORWARDED_VARIABLE
 
 # `git commit-tree` needs an identity, and the user may have none.
 _IDENTITY = {
@@ -145,7 +146,7 @@ def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
         SideError: git or the set-up command fails.
     """
     version, commit = gate.version(side), gate.commits.get(side)
-    env, job = _own_environment() | dict(version.env), gate.job_of(side)
+    env, job = _own_environment() | _forwarding(version.env), gate.job_of(side)
     if commit is None:
         python = _python_of(version.python, gate.cwd, gate.cwd)
         return Checkout(folder=gate.cwd, job=job, python=python, env=env)
@@ -181,6 +182,17 @@ def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
         ready_file.touch()
     python = _python_of(version.python, cwd_in_worktree, gate.cwd)
     return Checkout(folder=cwd_in_worktree, job=job, python=python, env=env)
+
+
+def _forwarding(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a side, so that a running Ray cluster gives them to its workers.
+
+    Ray and raybench themselves use RAY_ variables and CUDA_VISIBLE_DEVICES.
+    """
+    names = [
+        name for name in variables if not name.startswith("RAY_") and name != "CUDA_VISIBLE_DEVICES"
+    ]
+    return {**variables, FORWARDED_VARIABLE: ",".join(names)}
 
 
 def _set_up(command: str, side: Side, folder: Path, env: Mapping[str, str], log: Path) -> None:

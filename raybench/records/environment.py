@@ -17,6 +17,8 @@ from raybench.version import __version__
 # The newest minor version of torch that the tests have used.
 _TESTED_TORCH = (2, 13)
 _PACKAGES = ("torch", "ray", "numpy", "pyarrow")
+# Its value names further variables that workers take over from the driver, separated by commas.
+FORWARDED_VARIABLE = "RAYBENCH_FORWARDED"
 _PREFIXES = ("NCCL_", "TORCH_", "CUDA_", "OMP_", "PYTORCH_", "GLOO_", "MKL_", "NVIDIA_TF32_")
 
 

@@ -19,7 +19,7 @@ from raybench.cluster.ray_cluster.nodes import node_address
 from raybench.cluster.ray_cluster.placements import Slot
 from raybench.errors import brief, message_of
 from raybench.records.device import Device, DeviceKind
-from raybench.records.environment import variables_that_matter
+from raybench.records.environment import FORWARDED_VARIABLE
 from raybench.records.measurement import RankAnswer
 from raybench.records.task import GroupSpec, RankInfo, Task
 
@@ -105,15 +105,9 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
     placement = PlacementGroupSchedulingStrategy(
         slot.placement, placement_group_bundle_index=slot.bundle
     )
-    # The user means these variables for the workers on all nodes, as srun forwards them.
-    forwarded = {
-        name: value
-        for name, value in variables_that_matter().items()
-        if name.startswith(_FORWARDED_PREFIXES)
-    }
     variables = {
         **_SURVIVE_DEATH_OF_RANK,
-        **forwarded,
+        **_forwarded(os.environ),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "RAY_worker_niceness": "0",
@@ -134,6 +128,16 @@ def start_worker(kind: DeviceKind, slot: Slot, environment: Mapping[str, str] | 
         "runtime_env": {"env_vars": variables},
     }
     return ray.remote(_Worker).options(**options).remote(str(Path.cwd()))
+
+
+def _forwarded(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the driver that the user means for the workers on all nodes."""
+    names = environment.get(FORWARDED_VARIABLE, "").split(",")
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_FORWARDED_PREFIXES) or name in names
+    }
 
 
 def pickle_by_value(value: object) -> bytes:

@@ -208,6 +208,19 @@ def test_hook_keeps_its_index(ab, repository, monkeypatch):
     assert index.read_bytes() == before
 
 
+def test_running_cluster_gets_variables_of_a_side(ab, repository, monkeypatch):
+    checkouts = []
+
+    def sweep(words, checkout, log):
+        checkouts.append(checkout)
+        return fake_sweep(words, checkout, log)
+
+    monkeypatch.setattr(gate, "run_sweep", sweep)
+    assert ab("--new-env", "MINE=1", "--new-env", "RAY_ADDRESS=auto", "--old", "HEAD").code == 0
+    forwarded = {checkout.env["RAYBENCH_FORWARDED"] for checkout in checkouts}
+    assert forwarded == {"", "MINE"}
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
