@@ -49,7 +49,6 @@ from raybench.ab.verdict import (
     open_points,
     verdict_of,
 )
-from raybench.errors import ResultsError
 from raybench.records.devices import write_device_list
 
 # Upper bound of the pairs: up to the last look, fresh pairs, and pairs in which a point failed.
@@ -256,14 +255,19 @@ class _Runner:
         else:
             words += ["--resume", interrupted.run.run_id]
         log = self._folder / "logs" / f"pair-{pair:02}-{side}.log"
-        code = run_sweep(words, checkout, log)
+        try:
+            code = run_sweep(words, checkout, log)
+        except OSError as error:
+            reason = f"{words[0]}: cannot be started: {error.strerror}"
+            raise SideError(side, reason) from error
         if code not in _CODES_WITH_ALL_ROWS:
-            error = last_line(log.read_text(errors="replace"))
-            raise SideError(side, f"the sweep ended with exit code {code}: {error}; see {log}")
+            last_words = last_line(log.read_text(errors="replace"))
+            raise SideError(side, f"the sweep ended with exit code {code}: {last_words}; see {log}")
         finished = [start for start in read_starts(self._folder) if start.is_finished]
         of_this_sweep = [start for start in finished if (start.side, start.pair) == (side, pair)]
         if not of_this_sweep:
-            raise SideError(side, f"the sweep left no finished run; see {log}")
+            last_words = last_line(log.read_text(errors="replace"))
+            raise SideError(side, f"the sweep left no finished run: {last_words}; see {log}")
         start = of_this_sweep[-1]
         # Only a gate with commits has worktrees, from which the files must come.
         files = start.run.workload_files if self._gate.commits else {}
@@ -313,20 +317,17 @@ class _Runner:
 def run_sweep(words: Sequence[str], checkout: Checkout, log: Path) -> int:
     """Run a sweep, with its output in the log, and return its exit code; an interrupt ends it."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with log.open("wb") as file:
-            # A new session, because otherwise the terminal would send Ctrl-C to the sweep too.
-            process = subprocess.Popen(
-                words,
-                cwd=checkout.folder,
-                env=dict(checkout.env),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-    except OSError as error:
-        raise ResultsError(f"{words[0]}: cannot be started: {error.strerror}") from error
+    with log.open("wb") as file:
+        # A new session, because otherwise the terminal would send Ctrl-C to the sweep too.
+        process = subprocess.Popen(
+            words,
+            cwd=checkout.folder,
+            env=dict(checkout.env),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ import pytest
 from fake_sweeps import fake_sweep
 
 from raybench.ab import gate
+from raybench.ab.gate import run_sweep as real_sweep
 from raybench.ab.plan import lock_gate
 
 IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost")
@@ -219,6 +220,23 @@ def test_running_cluster_gets_variables_of_a_side(ab, repository, monkeypatch):
     assert ab("--new-env", "MINE=1", "--new-env", "RAY_ADDRESS=auto", "--old", "HEAD").code == 0
     forwarded = {checkout.env["RAYBENCH_FORWARDED"] for checkout in checkouts}
     assert forwarded == {"", "MINE"}
+
+
+def test_missing_interpreter_is_not_measured(ab, repository, monkeypatch):
+    monkeypatch.setattr(gate, "run_sweep", real_sweep)
+    answer = ab("--old", "HEAD", "--python", ".venv/bin/python", "--json")
+    assert answer.code == 5
+    stopped = json.loads(answer.out)["stopped"]["text"]
+    assert stopped.endswith(".venv/bin/python: cannot be started: No such file or directory")
+
+
+def test_interpreter_without_raybench_tells_its_error(ab, repository, monkeypatch):
+    monkeypatch.setattr(gate, "run_sweep", real_sweep)
+    program = repository / "python"
+    program.write_text("#!/bin/sh\necho No module named raybench >&2; exit 1\n")
+    program.chmod(0o755)
+    answer = ab("--old", "HEAD", "--python", "./python", "--json")
+    assert "no finished run: No module named raybench" in json.loads(answer.out)["stopped"]["text"]
 
 
 @pytest.mark.parametrize(
