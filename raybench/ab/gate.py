@@ -298,9 +298,10 @@ class _Runner:
             words += ["--set", override]
         words += ["--address", settings.address, "--device", settings.device]
         words += ["--wait", f"{settings.wait_s:g}"]
-        file = settings.devices_file or self._devices_file
-        if file.exists():
-            words += ["--devices", str(self._gate.cwd / file)]
+        if settings.devices_file:
+            words += ["--devices", str(self._gate.cwd / settings.devices_file)]
+        elif self._devices_file.exists():
+            words += ["--devices", str(self._devices_file)]
         return words
 
     @property

@@ -239,6 +239,12 @@ def test_interpreter_without_raybench_tells_its_error(ab, repository, monkeypatc
     assert "no finished run: No module named raybench" in json.loads(answer.out)["stopped"]["text"]
 
 
+def test_devices_reach_the_sweep_even_if_missing(ab, repository):
+    assert ab("--devices", "missing.txt").code == 0
+    for words in starts(repository):
+        assert words[words.index("--devices") + 1] == str(repository / "missing.txt")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
