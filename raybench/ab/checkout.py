@@ -175,7 +175,7 @@ def check_out(gate: Gate, side: Side, folder: Path) -> Checkout:
             raise SideError(side, f"{version.revision} has no folder {folder_name}")
         if job.is_relative_to(worktree):
             job.parent.mkdir(parents=True, exist_ok=True)
-            job.write_text(gate.job_texts[side])
+            job.write_text(gate.job_texts[side], encoding="utf-8")
         _set_up(
             gate.settings.setup, side, cwd_in_worktree, env, folder / "logs" / f"setup-{side}.log"
         )

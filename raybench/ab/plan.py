@@ -121,7 +121,7 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
     """Return a gate with a new id, for the current folder; nothing is written.
 
     Raises:
-        UsageError: a job file is missing, or --setup has no worktree to run in.
+        UsageError: a job file is missing or not UTF-8, or --setup has no worktree to run in.
     """
     for path in filter(None, (job, old.job, new.job)):
         if not path.is_file():
@@ -132,7 +132,7 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
             f"--new, of which one may be {WORKTREE}"
         )
     now = datetime.now(UTC)
-    texts = {Side.OLD: (old.job or job).read_text(), Side.NEW: (new.job or job).read_text()}
+    texts = {Side.OLD: _text_of(old.job or job), Side.NEW: _text_of(new.job or job)}
     return Gate(
         gate_id=f"{job.stem}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         job=job.absolute(),
@@ -144,6 +144,14 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
         seed=secrets.randbits(31),
         started_at=now,
     )
+
+
+def _text_of(job: Path) -> str:
+    """Return the text of a job file."""
+    try:
+        return job.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{job}: a job file is UTF-8; save it as UTF-8") from None
 
 
 def gates_of(output: Path) -> Path:

@@ -47,6 +47,14 @@ def _read_variables(
     return variables
 
 
+def _read_revision(_: click.Context, option: click.Parameter, revision: str | None) -> str:
+    """Return a revision, "" if the option is not given."""
+    # In a script, an empty variable would otherwise compare the current files with themselves.
+    if revision == "":
+        raise UsageError(f"{option.opts[0]}: the revision is empty")
+    return revision or ""
+
+
 def _side_options(function: Any) -> Any:
     """Add the options of each side to a command: --old, --old-python, ... and --new, ..."""
     # The help shows the options of the old side first, because click reverses the order.
@@ -54,8 +62,8 @@ def _side_options(function: Any) -> Any:
         for option in (
             click.option(
                 f"--{side}",
+                callback=_read_revision,
                 metavar="REV",
-                default="",
                 help=f"The {side} git revision; WORKTREE is the files as they are now. It has a "
                 f"worktree of its own. If only --{other} is given, this side is WORKTREE.",
             ),
@@ -205,10 +213,13 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
 
 def _check_resume(ctx: click.Context) -> None:
     """Raise UsageError for an option that would change a gate."""
-    for name in ctx.params:
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
         source = ctx.get_parameter_source(name)
         if name not in _WITH_RESUME and source is click.core.ParameterSource.COMMANDLINE:
-            raise UsageError(f"--resume: the gate has its own settings; leave out {name}")
+            is_option = isinstance(parameter, click.Option)
+            word = parameter.opts[-1] if is_option else parameter.human_readable_name
+            raise UsageError(f"--resume: the gate has its own settings; leave out {word}")
 
 
 def _version(given: dict[str, Any], side: str) -> Version:

@@ -245,14 +245,20 @@ def test_devices_reach_the_sweep_even_if_missing(ab, repository):
         assert words[words.index("--devices") + 1] == str(repository / "missing.txt")
 
 
+def test_job_of_another_encoding_is_one_line(ab, repository):
+    (repository / "ci.yaml").write_bytes(b"name: \xff")
+    assert "ci.yaml: a job file is UTF-8" in ab().refusal
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("--old", "", "--new", "HEAD"), "--old: the revision is empty"),
         (("--old", "no-such"), "--old no-such: git knows no such revision"),
         (("--setup", "make"), "--setup make: runs in the worktrees of two revisions"),
         (("--old-job", "other.yaml"), "other.yaml: no such job file"),
         (("--new-env", "A"), "--new-env A: expected NAME=VALUE"),
-        (("--resume", "ci"), "--resume: the gate has its own settings; leave out job"),
+        (("--resume", "ci"), "--resume: the gate has its own settings; leave out JOB"),
     ],
 )
 def test_wrong_options_are_refused(words, told, ab, repository):
