@@ -156,6 +156,8 @@ def open_reason(why: OpenReason) -> str:
 
 def meanwhile(verdict: GateVerdict) -> list[str]:
     """Return what the machine did while the gate ran, a sentence for each disturbance."""
+    if not verdict.starts:
+        return ["No start has ended."]
     sentences = [_disturbance(disturbance, verdict.starts) for disturbance in verdict.disturbances]
     if verdict.clock_spread is not None and verdict.clock_spread > _CLOCK_SPREAD:
         spread = percent_words(verdict.clock_spread)
