@@ -5,6 +5,8 @@ set -euo pipefail
 
 : "${JOB:?}" "${BASE:?}" "${GATE_FOLDER:?}"
 upload=$GATE_FOLDER/upload
+# An earlier use in the same job may have left a gate.
+rm -rf "$upload" "$GATE_FOLDER/results"
 mkdir -p "$upload"
 printf '%s\n' "${PULL_REQUEST:-}" > "$upload/pull-request.txt"
 
@@ -13,8 +15,8 @@ base=$(git merge-base "$BASE" HEAD) || base=$BASE
 words=(ab "$JOB" --old "$base" --new HEAD -o "$GATE_FOLDER/results" --json)
 words+=(--threshold "${THRESHOLD:-1.5%}" --max-minutes "${MAX_MINUTES:-60}")
 if [ -n "${SETUP:-}" ]; then words+=(--setup "$SETUP"); fi
-# Words without quotes, split at blanks.
-read -r -a more <<< "${OPTIONS:-}"
+# Words without quotes, split at blanks and ends of lines; `read` fails at the end of the text.
+read -r -d '' -a more <<< "${OPTIONS:-}" || true
 code=0
 raybench "${words[@]}" ${more[@]+"${more[@]}"} 2>&1 > "$upload/verdict.json" |
   tee "$GATE_FOLDER/progress.txt" >&2 || code=${PIPESTATUS[0]}

@@ -71,7 +71,7 @@ def script(tmp_path):
 
 @pytest.mark.parametrize("code", ["0", "1", "5"])
 def test_verdict_and_number_are_uploaded(code, script):
-    options = "--device cpu --set measure.seconds=1"
+    options = "--device cpu\n--set measure.seconds=1\n"
     done, gate = script(
         "measure.sh", JOB="ci.yaml", BASE="HEAD~1", PULL_REQUEST="17", OPTIONS=options, CODE=code
     )
@@ -85,6 +85,15 @@ def test_verdict_and_number_are_uploaded(code, script):
     words = (gate / "words").read_text().splitlines()
     assert words[-4:] == options.split()
     assert "pair 1" in done.stderr
+
+
+def test_later_use_in_a_job_has_its_own_report(script):
+    _, gate = script("measure.sh", JOB="ci.yaml", BASE="HEAD", CODE="0")
+    (gate / "results" / "ab" / "ci-1").rename(gate / "results" / "ab" / "ci-0")
+    (gate / "upload" / "report.md").unlink()
+    done, _ = script("measure.sh", JOB="ci.yaml", BASE="HEAD", CODE="0")
+    assert done.returncode == 0, done.stderr
+    assert (gate / "upload" / "report.md").exists()
 
 
 def test_base_is_the_merge_base(script):
