@@ -177,8 +177,9 @@ def test_names_in_a_report_notify_nobody(comment):
     assert "@somebody" not in body
 
 
-def test_long_report_is_cut(comment):
-    _, body = comment(report="x" * 100_000)
+@pytest.mark.parametrize("letter", ["x", "@"])
+def test_long_report_is_cut(letter, comment):
+    _, body = comment(report=letter * 100_000)
     assert len(body) < 65_536
 
 

@@ -17,10 +17,12 @@ if [ "$head" != "$HEAD_SHA" ]; then
   exit 0
 fi
 body=$GATE_FOLDER/body.md
+# A name after @ would be notified, so a zero-width space follows each @.
+head -c 60000 "$GATE_FOLDER/report.md" | sed $'s/@/@\xe2\x80\x8b/g' > "$body.report"
 {
   echo "$marker"
-  # GitHub refuses more than 65,536 characters. A name after @ would be notified.
-  head -c 60000 "$GATE_FOLDER/report.md" | sed 's/@/@\&#8203;/g'
+  # GitHub refuses more than 65,536 characters.
+  head -c 60000 "$body.report"
   printf '\n\n<sub>%s, [run](%s)</sub>\n' "${HEAD_SHA:0:8}" "${RUN_URL:-}"
 } > "$body"
 comment=$(gh api --paginate "repos/$REPOSITORY/issues/$number/comments" \
