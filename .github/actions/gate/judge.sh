@@ -1,6 +1,16 @@
 #!/usr/bin/env bash
-# Fail where FAIL_ON says so. VERDICT: slower, faster, same, undecided or not_measured.
+# Fail where FAIL_ON says so. VERDICT: slower, faster, same, undecided or not_measured. EXIT_CODE: of
+# `raybench ab`.
 set -euo pipefail
+
+# 2: a wrong option, or a revision that a shallow clone lacks; 4: a bug; 126, 127: no raybench here.
+# Such a gate never works, so it must not look green.
+case ${FAIL_ON:-slower}:${EXIT_CODE:-0} in
+  slower:2 | slower:4 | slower:12[67] | undecided:2 | undecided:4 | undecided:12[67])
+    echo "::error title=raybench::the gate cannot run; the reason is in the summary of this job"
+    exit 2
+    ;;
+esac
 
 case ${FAIL_ON:-slower}:${VERDICT:-not_measured} in
   never:*) ;;

@@ -47,4 +47,5 @@ verdict = json.load(open(sys.argv[1]))
 slower = sum(point["verdict"] == "slower" for point in verdict["points"])
 print(f"verdict={verdict['verdict']}\nreport={sys.argv[2]}\nslower-points={slower}")
 PYTHON
+echo "exit-code=$code" >> "${GITHUB_OUTPUT:-/dev/stdout}"
 cat "$upload/report.md" >> "${GITHUB_STEP_SUMMARY:-/dev/null}"

@@ -116,7 +116,8 @@ def test_command_without_verdict_is_not_measured(script):
     assert (verdict["verdict"], verdict["answer"]) == ("not_measured", "ci.yaml: no such job file")
     report = (gate / "upload" / "report.md").read_text()
     assert "This says nothing about the change." in report
-    assert "verdict=not_measured" in (gate / "output").read_text()
+    outputs = (gate / "output").read_text().splitlines()
+    assert {"verdict=not_measured", "exit-code=2"} <= set(outputs)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,22 @@ def test_job_fails_as_asked(fail_on, codes, script):
     for verdict, code in codes.items():
         done, _ = script("judge.sh", FAIL_ON=fail_on, VERDICT=verdict)
         assert done.returncode == code, verdict
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "exit_code", "code"),
+    [
+        ("slower", "2", 2),
+        ("slower", "127", 2),
+        ("undecided", "4", 2),
+        # No cluster now; perhaps another time.
+        ("slower", "3", 0),
+        ("never", "2", 0),
+    ],
+)
+def test_gate_that_never_works_fails_the_job(fail_on, exit_code, code, script):
+    done, _ = script("judge.sh", FAIL_ON=fail_on, VERDICT="not_measured", EXIT_CODE=exit_code)
+    assert done.returncode == code
 
 
 @pytest.fixture
