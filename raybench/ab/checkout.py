@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -201,12 +202,24 @@ def _set_up(command: str, side: Side, folder: Path, env: Mapping[str, str], log:
         return
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as file:
-        done = subprocess.run(
-            ["sh", "-c", command], cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT
+        process = subprocess.Popen(
+            ["sh", "-c", command],
+            cwd=folder,
+            env=env,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-    if done.returncode:
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        # The command may have started other processes, as `make` does.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if code:
         error = last_line(log.read_text(errors="replace"))
-        raise SideError(side, f"--setup ended with exit code {done.returncode}: {error}; see {log}")
+        raise SideError(side, f"--setup ended with exit code {code}: {error}; see {log}")
 
 
 def _python_of(python: str, folder: Path, cwd: Path) -> str:

@@ -64,6 +64,21 @@ _CODES_WITH_ALL_ROWS = (0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """An earlier gate was killed, and its sweep still runs."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingUp:
+    """The set-up command of a side begins."""
+
+    side: Side
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A side is checked out and set up."""
 
@@ -90,7 +105,8 @@ class Looked:
     open: int
 
 
-Listener = Callable[[Prepared | Begun | Looked], None]
+Event = Waiting | SettingUp | Prepared | Begun | Looked
+Listener = Callable[[Event], None]
 
 
 def ab(
@@ -204,10 +220,15 @@ class _Runner:
 
     def _ended_starts(self) -> list[Start]:
         """Return all starts, after waiting for a start that a killed gate left running."""
+        is_told = False
         while True:
             starts = read_starts(self._folder)
-            if not any(start.is_running_here for start in starts):
+            running = [start for start in starts if start.is_running_here]
+            if not running:
                 return starts
+            if not is_told:
+                self._notify(Waiting(run_id=running[0].run.run_id))
+                is_told = True
             time.sleep(_POLL_S)
 
     def _verdict(self, pairs: PairedStarts, stopped: OpenReason | None = None) -> GateVerdict:
@@ -283,6 +304,8 @@ class _Runner:
     def _checkout(self, side: Side) -> Checkout:
         """Check out a side once in this process."""
         if side not in self._checkouts:
+            if command := self._gate.settings.setup:
+                self._notify(SettingUp(side=side, command=command))
             self._checkouts[side] = check_out(self._gate, side, self._folder)
             self._notify(Prepared(side=side, folder=self._checkouts[side].folder))
         return self._checkouts[side]

@@ -128,8 +128,8 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
             raise UsageError(f"{path}: no such job file; `raybench init` writes one")
     if settings.setup and not (old.revision and new.revision):
         raise UsageError(
-            f"--setup {settings.setup}: runs in the worktrees of two revisions; give --old and "
-            f"--new, of which one may be {WORKTREE}"
+            "--setup: the command runs in the worktrees of two revisions; give --old and --new, of "
+            f"which one may be {WORKTREE}"
         )
     now = datetime.now(UTC)
     texts = {Side.OLD: _text_of(old.job or job), Side.NEW: _text_of(new.job or job)}

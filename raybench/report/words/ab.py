@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raybench.ab.decision import CONFIRMING_PAIRS, LOOKS
-from raybench.ab.gate import Begun, Looked, Prepared
+from raybench.ab.gate import Begun, Event, Prepared, SettingUp, Waiting
 from raybench.ab.plan import WORKTREE, Gate, Side
 from raybench.ab.verdict import (
     Disturbance,
@@ -82,6 +82,10 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
     counts = {outcome: 0 for outcome in GateOutcome}
     for point in points:
         counts[point.outcome] += 1
+    # OLD works there, so the change is to blame.
+    failing = sum(map(_fails_on_new_alone, points))
+    if failing == len(points):
+        return [f"All {len(points)} points fail on NEW."]
     slower = counts[GateOutcome.SLOWER]
     if slower:
         worst = worst_point(points)
@@ -93,6 +97,9 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
     else:
         first = f"No point of {len(points)} is slower."
     phrases = []
+    if failing:
+        phrases.append(f"{failing} {'fails' if failing == 1 else 'fail'} on NEW")
+        counts[GateOutcome.NOT_MEASURED] -= failing
     for outcome, count in counts.items():
         if count and outcome is not GateOutcome.SLOWER:
             phrases.append(f"{count} {'is' if count == 1 else 'are'} {_PREDICATES[outcome]}")
@@ -111,7 +118,14 @@ def worst_point(points: Sequence[PointVerdict]) -> PointVerdict:
 def _single(point: PointVerdict) -> str:
     if point.outcome in (GateOutcome.SLOWER, GateOutcome.FASTER):
         return f"The point is {_PREDICATES[point.outcome]} by {_change(point)}."
+    if _fails_on_new_alone(point):
+        return "The point fails on NEW."
     return f"The point is {_PREDICATES[point.outcome]}."
+
+
+def _fails_on_new_alone(point: PointVerdict) -> bool:
+    has_failed = point.why is not None and point.why.kind is WhyOpen.FAILED
+    return has_failed and point.old_rate is not None and point.new_rate is None
 
 
 def _change(point: PointVerdict) -> str:
@@ -194,8 +208,12 @@ EXPLANATION = (
 )
 
 
-def progress(event: Prepared | Begun | Looked) -> str:
-    """Return a line of progress: a side is ready, a start begins, or pairs are evaluated."""
+def progress(event: Event) -> str:
+    """Return a line of progress."""
+    if isinstance(event, Waiting):
+        return f"an earlier gate was killed; waiting for its run {event.run_id}"
+    if isinstance(event, SettingUp):
+        return f"{event.side.upper()} is set up: {cut_end(event.command, _ERROR_CHARS)}"
     if isinstance(event, Prepared):
         return f"{event.side.upper()} is measured in {event.folder}"
     if isinstance(event, Begun):

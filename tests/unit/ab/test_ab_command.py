@@ -1,10 +1,15 @@
 """`raybench ab` with sweeps that write rows without measuring: git, resuming, exit codes, texts."""
 
 import json
+import os
 import re
+import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from fake_sweeps import fake_sweep
 
@@ -23,6 +28,13 @@ def git(folder, *words):
 
 def write_steps(folder, **steps):
     (folder / "steps.json").write_text(json.dumps(steps))
+
+
+def is_running(process_id):
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture
@@ -131,7 +143,7 @@ def test_failing_point_is_not_measured(ab, repository):
     write_steps(repository, a=10.0, b="CUDA error", c=30.0)
     answer = ab("--old", "main")
     assert answer.code == 5, answer
-    assert "1 is not measured" in answer.out
+    assert "1 fails on NEW" in answer.out
     assert "it fails on NEW: error: CUDA error" in answer.out
     filters = [
         words[words.index("--filter") + 1] for words in starts(repository) if "--filter" in words
@@ -158,6 +170,29 @@ def test_failed_set_up_measures_nothing_and_resumes(ab, repository):
     assert list(repository.glob("results/ab/*/starts.jsonl")) == []
     (repository / "results" / "ready").touch()
     assert ab("--resume", "latest", job=()).code == 0
+
+
+def test_interrupted_set_up_leaves_no_process(ab, repository):
+    pid_file = repository / "results" / "pid"
+    command = f"sleep 300 & echo $! > {pid_file}; wait"
+
+    def interrupt_when_started():
+        while not (pid_file.exists() and pid_file.read_text().strip()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    pid_file.parent.mkdir(exist_ok=True)
+    interrupt = threading.Thread(target=interrupt_when_started)
+    interrupt.start()
+    answer = ab("--old", "HEAD", "--setup", command)
+    interrupt.join()
+    assert answer.code == 130
+    assert "OLD is set up: sleep 300" in answer.err
+    child = int(pid_file.read_text())
+    deadline_s = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not is_running(child)
 
 
 @pytest.mark.parametrize("broken", ["old", "new", "old new"])
@@ -256,7 +291,7 @@ def test_job_of_another_encoding_is_one_line(ab, repository):
     [
         (("--old", "", "--new", "HEAD"), "--old: the revision is empty"),
         (("--old", "no-such"), "--old no-such: git knows no such revision"),
-        (("--setup", "make"), "--setup make: runs in the worktrees of two revisions"),
+        (("--setup", "make"), "--setup: the command runs in the worktrees of two revisions"),
         (("--old-job", "other.yaml"), "other.yaml: no such job file"),
         (("--new-env", "A"), "--new-env A: expected NAME=VALUE"),
         (("--resume", "ci"), "--resume: the gate has its own settings; leave out JOB"),

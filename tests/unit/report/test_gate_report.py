@@ -1,5 +1,6 @@
 """What a gate says of its verdicts, of the machine, and of what stopped it."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -55,13 +56,15 @@ def point(outcome, change=0.0, batch=1, **more):
         outcome=GateOutcome(outcome),
         pairs=6,
         unit="samples/s",
-        old_rate=100.0,
-        new_rate=100 * (1 + change),
-        change=change,
-        low=change - 0.009,
-        high=change + 0.009,
-        detectable=0.018,
-        **more,
+        **{
+            "old_rate": 100.0,
+            "new_rate": 100 * (1 + change),
+            "change": change,
+            "low": change - 0.009,
+            "high": change + 0.009,
+            "detectable": 0.018,
+            **more,
+        },
     )
 
 
@@ -100,6 +103,17 @@ def test_worst_point_and_certainty_are_in_the_answer():
 )
 def test_lone_point_is_one_sentence(outcome, change, said):
     assert said in text(point(outcome, change))
+
+
+def test_point_that_fails_on_new_alone_is_named():
+    why = OpenReason(kind=WhyOpen.FAILED, side=Side.NEW, text="error: no module")
+    crashed = point("not_measured", why=why, new_rate=None)
+    said = text(point("same"), replace(crashed, row=row(2)))
+    assert "No point of 2 is slower.\n1 fails on NEW; 1 is the same." in said
+    assert "All 2 points fail on NEW." in text(crashed, replace(crashed, row=row(2)))
+    assert "The point fails on NEW." in text(crashed)
+    # It fails on both sides.
+    assert "The point is not measured." in text(replace(crashed, old_rate=None))
 
 
 def test_equal_verdicts_are_one_sentence():
