@@ -70,7 +70,8 @@ class Probe(Mlp):
 
     def _write_facts(self, total: int) -> None:
         world = dist.group.WORLD
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"]
+        names += ["PROBE_GIVEN", "PROBE_KEPT"]
         facts = {
             "sum": total,
             "pid": os.getpid(),

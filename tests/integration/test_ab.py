@@ -106,6 +106,9 @@ def test_gate_goes_on_after_its_process_ended(number, repository, address):
         assert "interrupted; go on with: " in said
     done = raybench("ab", "--resume", "latest", "--max-minutes", "0.01", "--json", cwd=repository)
     assert done.returncode == 5, done.stderr
+    # A killed gate leaves its sweep running.
+    is_told = "an earlier gate was killed; waiting for its run" in done.stderr
+    assert is_told == (number == signal.SIGKILL)
     verdict = json.loads(done.stdout)
     assert (verdict["verdict"], verdict["pairs"], verdict["starts"]) == ("undecided", 1, 2)
     # The run that was cut is one of the two.

@@ -67,6 +67,7 @@ def test_group_sums_its_ranks_and_numbers_them(
     # Which of the nodes has two of three depends on their ids.
     assert "".join(sorted(place["LOCAL_RANK"] for place in places)) == local_ranks
     assert {place["GROUP_RANK"] for place in places} == set(node_ranks)
+    assert {(place["PROBE_GIVEN"], place["PROBE_KEPT"]) for place in places} == {("1", None)}
     assert [one["pid"] for one in told] == [process_ids(cluster)[n] for n in worker_ids]
     assert {one["niceness"] for one in told} == {0}
 
