@@ -213,7 +213,7 @@ def progress(event: Event) -> str:
     if isinstance(event, Waiting):
         return f"an earlier gate was killed; waiting for its run {event.run_id}"
     if isinstance(event, SettingUp):
-        return f"{event.side.upper()} is set up: {cut_end(event.command, _ERROR_CHARS)}"
+        return f"setting up {event.side.upper()}: {cut_end(event.command, _ERROR_CHARS)}"
     if isinstance(event, Prepared):
         return f"{event.side.upper()} is measured in {event.folder}"
     if isinstance(event, Begun):

@@ -36,7 +36,7 @@ def load(load: CpuLoad) -> str:
     return f"{text}: {some(users, 2)}"
 
 
-# The reasons of these tests name the test.
+# Tests whose names stand in their reasons already.
 _NAMED_BY_REASON = ("other programs", "throttling", "load", "niceness")
 
 

@@ -187,7 +187,7 @@ def test_interrupted_set_up_leaves_no_process(ab, repository):
     answer = ab("--old", "HEAD", "--setup", command)
     interrupt.join()
     assert answer.code == 130
-    assert "OLD is set up: sleep 300" in answer.err
+    assert "setting up OLD: sleep 300" in answer.err
     child = int(pid_file.read_text())
     deadline_s = time.monotonic() + 10
     while is_running(child) and time.monotonic() < deadline_s:

@@ -503,6 +503,18 @@ def test_gain_is_estimated_by_tests_of_the_device(test, is_told):
     assert ("samples/s are gained" in advice.text) == is_told
 
 
+def test_case_shows_the_evidence_of_its_action():
+    launch = bad(3, test="launch", ratio=8.0, action=Action.WATCH, evidence="the host is slow")
+    heat = bad(3, ratio=1.7, action=Action.COOL, evidence="the GPU is at 91 °C")
+    (case,) = report_of([*healthy(3), launch, heat]).cases
+    assert (case.action, case.evidence) == (Action.COOL, "the GPU is at 91 °C")
+
+
+def test_device_of_a_slow_host_is_not_left_out():
+    [advice] = report_of([*healthy(3), bad(3, test="launch", action=Action.WATCH)]).advice
+    assert advice.text == "look at alpha GPU 3 first"
+
+
 def test_busy_device_is_checked_again_not_repaired():
     busy = report_of([*healthy(3), bad(3, action=Action.WAIT)])
     assert [one.text.partition(";")[0] for one in busy.advice] == [

@@ -22,7 +22,8 @@ head -c 60000 "$GATE_FOLDER/report.md" | sed $'s/@/@\xe2\x80\x8b/g' > "$body.rep
 {
   echo "$marker"
   # GitHub refuses more than 65,536 characters.
-  head -c 60000 "$body.report"
+  # A character that is cut in two is left out.
+  head -c 60000 "$body.report" | iconv -c -f utf-8 -t utf-8
   printf '\n\n<sub>%s, [run](%s)</sub>\n' "${HEAD_SHA:0:8}" "${RUN_URL:-}"
 } > "$body"
 comment=$(gh api --paginate "repos/$REPOSITORY/issues/$number/comments" \
