@@ -78,17 +78,18 @@ class _Workers:
     def on(self, address: str) -> RayCluster:
         from raybench.cluster.ray_cluster.cluster import RayCluster
         from raybench.cluster.ray_cluster.start import connect_ray
-        from raybench.records.environment import set_variables
 
         if self._cluster is None:
             # A rank that comes out of its collective may first have to read from the disk what it
             # has not needed before.
             self._patch.setattr("raybench.cluster.timeouts.ABORT_S", 10.0)
+            # The nodes run already, so workers have only what the driver gives them. Tests replace
+            # workers, so the variables stay set until the workers are closed.
+            self._patch.setenv("RAYBENCH_FORWARDED", "PROBE_GIVEN")
+            self._patch.setenv("PROBE_GIVEN", "1")
+            self._patch.setenv("PROBE_KEPT", "1")
             self._cluster = RayCluster(connect_ray(address, "cpu", wanted=3))
-            # The nodes run already, so workers have only what the driver gives them.
-            own = {"RAYBENCH_FORWARDED": "PROBE_GIVEN", "PROBE_GIVEN": "1", "PROBE_KEPT": "1"}
-            with set_variables(own):
-                self._cluster.start(3, "pack")
+            self._cluster.start(3, "pack")
         return self._cluster
 
     def close(self) -> None:
