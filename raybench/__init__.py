@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
     from raybench import errors
-    from raybench.ab.gate import ab
     from raybench.analysis.frames import load, units
+    from raybench.api.gates import GateResult, ab
     from raybench.api.run_comparison import RunComparison
     from raybench.api.run_result import Picture, RunResult, open_run
     from raybench.api.step_timing import StepTiming, measure
@@ -41,6 +41,7 @@ __all__ = [
     "Context",
     "DdpOptions",
     "Field",
+    "GateResult",
     "Metric",
     "NonNegativeInt",
     "Picture",
@@ -63,7 +64,7 @@ __all__ = [
 
 _HOMES = {
     "raybench.analysis.frames": ("load", "units"),
-    "raybench.ab.gate": ("ab",),
+    "raybench.api.gates": ("GateResult", "ab"),
     "raybench.api.run_comparison": ("RunComparison",),
     "raybench.api.run_result": ("Picture", "RunResult", "open_run"),
     "raybench.api.step_timing": ("StepTiming", "measure"),

@@ -75,8 +75,15 @@ def resolve_revisions(gate: Gate, output: Path) -> Gate:
 
 
 def _commit_of_files(cwd: Path, output: Path) -> str:
-    """Commit the current files, except ignored files, without changing a branch or the index."""
+    """Commit the current files, except ignored files, without changing a branch or the index.
+
+    Without a change, return the commit HEAD.
+    """
     top = _top_of(cwd)
+    try:
+        head = _git(top, "rev-parse", "--verify", "--quiet", "HEAD")
+    except subprocess.CalledProcessError:
+        raise UsageError(f"{top}: the git repository has no commit; commit first") from None
     with tempfile.TemporaryDirectory() as folder:
         index = Path(_git(top, "rev-parse", "--path-format=absolute", "--git-path", "index"))
         env = _IDENTITY | {"GIT_INDEX_FILE": str(Path(folder, "index"))}
@@ -91,8 +98,10 @@ def _commit_of_files(cwd: Path, output: Path) -> str:
             excluded = [f":(exclude,literal){results.relative_to(top)}"]
         _git(top, "add", "--all", "--", ".", *excluded, env=env)
         tree = _git(top, "write-tree", env=env)
+        if tree == _git(top, "rev-parse", f"{head}^{{tree}}"):
+            return head
         message = "raybench ab: files that are not committed"
-        return _git(top, "commit-tree", tree, "-p", "HEAD", "-m", message, env=env)
+        return _git(top, "commit-tree", tree, "-p", head, "-m", message, env=env)
 
 
 def _is_ignored(top: Path, path: Path) -> bool:

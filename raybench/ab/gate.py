@@ -109,59 +109,52 @@ Event = Waiting | SettingUp | Prepared | Begun | Looked
 Listener = Callable[[Event], None]
 
 
-def ab(
-    job: str | Path,
-    old: str | Version = "",
-    new: str | Version = "",
-    settings: Settings | None = None,
+def run_gate(
+    job: Path,
+    old: Version,
+    new: Version,
+    settings: Settings,
     *,
-    output: str | Path = "results",
-    listener: Listener | None = None,
+    output: Path,
+    listener: Listener,
 ) -> GateVerdict:
     """Measure two versions in turns until each point of a job is decided.
 
     Args:
-        old, new: a git revision, WORKTREE, or a `Version`. Without any revision both sides measure
-            the current folder; a single revision is compared with WORKTREE.
-        settings: threshold, limits, set-up command, devices.
+        old, new: without any revision both sides measure the current folder; a single revision is
+            compared with WORKTREE.
         output: the results folder; the gate has a folder `ab/<gate id>` of its own in it.
         listener: is called with each event.
 
     Raises:
         UsageError: a revision, a job file or a setting is wrong.
-        KeyboardInterrupt: `resume_ab` can resume the gate.
+        JobError: a job file is no YAML.
+        KeyboardInterrupt: `resume_gate` can resume the gate.
     """
-    versions = [
-        side if isinstance(side, Version) else Version(revision=side) for side in (old, new)
-    ]
-    if any(version.revision for version in versions):
-        versions = [replace(version, revision=version.revision or WORKTREE) for version in versions]
-    gate = new_gate(Path(job), versions[0], versions[1], settings or Settings())
-    gate = resolve_revisions(gate, Path(output))
-    folder = folder_of(Path(output), gate)
+    if old.revision or new.revision:
+        old = replace(old, revision=old.revision or WORKTREE)
+        new = replace(new, revision=new.revision or WORKTREE)
+    gate = resolve_revisions(new_gate(job, old, new, settings), output)
+    folder = folder_of(output, gate)
     write_gate(folder, gate)
     return _run(gate, folder, listener)
 
 
-def resume_ab(
-    gate: str = "latest",
-    *,
-    output: str | Path = "results",
-    max_minutes: float | None = None,
-    listener: Listener | None = None,
+def resume_gate(
+    gate: str, *, output: Path, max_minutes: float | None, listener: Listener
 ) -> GateVerdict:
     """Resume a gate that was interrupted, or is not decided.
 
     Args:
         gate: its id, the beginning of its id, its folder, or `latest`.
         output: the results folder.
-        max_minutes: limit of this call; by default the limit of the gate.
+        max_minutes: limit of this call; None: the limit of the gate.
         listener: is called with each event.
 
     Raises:
         ResultsError: there is no such gate, or another process measures it.
     """
-    folder = find_gate(Path(output), gate)
+    folder = find_gate(output, gate)
     stored_gate = read_gate(folder)
     if max_minutes is not None:
         settings = replace(stored_gate.settings, max_minutes=max_minutes)
@@ -169,10 +162,10 @@ def resume_ab(
     return _run(stored_gate, folder, listener)
 
 
-def _run(gate: Gate, folder: Path, listener: Listener | None) -> GateVerdict:
+def _run(gate: Gate, folder: Path, listener: Listener) -> GateVerdict:
     """Measure pairs until each point is decided or no further pair fits the time."""
     with lock_gate(folder):
-        runner = _Runner(gate=gate, folder=folder, listener=listener or (lambda _: None))
+        runner = _Runner(gate=gate, folder=folder, listener=listener)
         verdict = runner.run()
         # A gate that stopped early can be resumed, which needs the worktrees.
         if verdict.stopped is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import random
 import secrets
@@ -16,6 +17,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from raybench.errors import ResultsError, UsageError
+from raybench.job.source import parse_source
 
 # Name of the newest gate.
 LATEST = "latest"
@@ -24,6 +26,7 @@ WORKTREE = "WORKTREE"
 # Subfolder of a results folder that holds all gates.
 _GATES = "ab"
 _FILE, _LOCK = "gate.json", ".driver"
+_LONGEST_WAIT_S = 1_000_000
 
 
 class Side(StrEnum):
@@ -97,6 +100,16 @@ class Gate:
         """Return the version of a side."""
         return self.old if side is Side.OLD else self.new
 
+    @property
+    def has_difference(self) -> bool:
+        """Whether the sides differ in code, job, interpreter, variables or settings."""
+        code, settings = [], []
+        for side in Side:
+            version = self.version(side)
+            code.append((self.commits.get(side), self.job_texts.get(side)))
+            settings.append((version.python, dict(version.env), version.overrides))
+        return code[0] != code[1] or settings[0] != settings[1]
+
     def job_of(self, side: Side) -> Path:
         """Return the absolute path of the job file of a side."""
         return self.cwd / (self.version(side).job or self.job)
@@ -121,8 +134,11 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
     """Return a gate with a new id, for the current folder; nothing is written.
 
     Raises:
-        UsageError: a job file is missing or not UTF-8, or --setup has no worktree to run in.
+        UsageError: a job file is missing or not UTF-8, a setting is out of its range, or --setup
+            has no worktree to run in.
+        JobError: a job file is no YAML, or an override cannot be applied.
     """
+    _check_numbers(settings)
     for path in filter(None, (job, old.job, new.job)):
         if not path.is_file():
             raise UsageError(f"{path}: no such job file; `raybench init` writes one")
@@ -133,6 +149,10 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
         )
     now = datetime.now(UTC)
     texts = {Side.OLD: _text_of(old.job or job), Side.NEW: _text_of(new.job or job)}
+    for side, version in ((Side.OLD, old), (Side.NEW, new)):
+        # The sweep checks the keys, because a revision may have parameters of its own.
+        overrides = (*settings.overrides, *version.overrides)
+        parse_source(str(version.job or job), texts[side], overrides)
     return Gate(
         gate_id=f"{job.stem}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
         job=job.absolute(),
@@ -144,6 +164,21 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
         seed=secrets.randbits(31),
         started_at=now,
     )
+
+
+def _check_numbers(settings: Settings) -> None:
+    """Raise UsageError for a number out of its range."""
+    if not 0 < settings.threshold < 1:
+        raise UsageError(
+            f"threshold: must be a share above 0, as in 0.015, given {settings.threshold}"
+        )
+    minutes = settings.max_minutes
+    if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
+        raise UsageError(f"max_minutes: must be above 0, given {minutes}")
+    if not 0 <= settings.wait_s <= _LONGEST_WAIT_S:
+        raise UsageError(
+            f"wait_s: must be from 0 to {_LONGEST_WAIT_S:,} seconds, given {settings.wait_s}"
+        )
 
 
 def _text_of(job: Path) -> str:

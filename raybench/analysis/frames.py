@@ -172,6 +172,22 @@ def compared_frame(rows: Sequence[ComparedPoint], reasons: Mapping[str, str]) ->
     return _with_param_columns(frame)
 
 
+def frame_of_gate(points: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the points of a gate as a frame, with a column for each setting.
+
+    Args:
+        points: as in the JSON object of the gate.
+    """
+    import pandas as pd
+
+    rows = []
+    for point in points:
+        settings, why = point["settings"], point["why"]
+        others = {name: point[name] for name in point if name not in ("settings", "why")}
+        rows.append({**settings, **others, "reason": why["text"] if why else ""})
+    return pd.DataFrame(rows)
+
+
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:
     """Return the rows of the table `points` by run_id."""
     by_run: dict[str, list[PointRow]] = {}

@@ -20,14 +20,12 @@ from raybench.cli.shared import (
     say,
     threshold_option,
     write_document,
-    write_file,
 )
 from raybench.errors import UsageError
 from raybench.report.formatting import command
 
 if TYPE_CHECKING:
     from raybench.ab.plan import Settings, Version
-    from raybench.ab.verdict import GateVerdict
 
 _INTERRUPTED = 130
 # Options that --resume allows; a resumed gate has its own settings.
@@ -64,8 +62,9 @@ def _side_options(function: Any) -> Any:
                 f"--{side}",
                 callback=_read_revision,
                 metavar="REV",
-                help=f"The {side} git revision; WORKTREE is the files as they are now. It has a "
-                f"worktree of its own. If only --{other} is given, this side is WORKTREE.",
+                help=f"The {side} git revision; WORKTREE is the files as they are now, except "
+                "ignored files. It has a worktree of its own. If only "
+                f"--{other} is given, this side is WORKTREE.",
             ),
             click.option(
                 f"--{side}-python",
@@ -166,7 +165,8 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
     Exit code: 0 all points are decided and none is slower, 1 a point is slower, 2 a bad command,
     5 a point is undecided or not measured, 130 interrupted (--resume goes on).
     """
-    from raybench.ab.gate import ab, resume_ab
+    from raybench.ab.gate import resume_gate, run_gate
+    from raybench.api.gates import GateResult
     from raybench.report.words.ab import progress
 
     console = make_console()
@@ -182,7 +182,7 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
     try:
         if given["resumed"] is not None:
             _check_resume(ctx)
-            verdict = resume_ab(
+            verdict = resume_gate(
                 given["resumed"],
                 output=given["output"],
                 max_minutes=given["max_minutes"],
@@ -191,7 +191,7 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
         else:
             if given["job"] is None:
                 raise click.MissingParameter(ctx=ctx, param_hint="'JOB'", param_type="argument")
-            verdict = ab(
+            verdict = run_gate(
                 given["job"],
                 _version(given, "old"),
                 _version(given, "new"),
@@ -207,7 +207,9 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
     finally:
         for number, handler in old_handlers.items():
             signal.signal(number, handler)
-    _write(verdict, given["kind"])
+    result = GateResult(verdict=verdict)
+    write_document(result.document, given["kind"], make_page=lambda: result.report("html"))
+    result.write()
     ctx.exit(verdict.exit_code)
 
 
@@ -249,24 +251,3 @@ def _settings(given: dict[str, Any]) -> Settings:
         devices_file=given["devices_file"],
         wait_s=given["wait_s"],
     )
-
-
-def _write(verdict: GateVerdict, kind: str) -> None:
-    """Print the verdict, and write all its formats into the folder of the gate."""
-    from raybench.report.documents import format_document
-    from raybench.report.gate_report import GateReport
-    from raybench.report.page import format_gate
-
-    report = GateReport(verdict=verdict)
-
-    def make_page() -> str:
-        return format_gate(report)
-
-    write_document(report, kind, make_page=make_page)
-    folder = verdict.folder
-    for name, text in (
-        ("verdict.json", format_document(report, "json")),
-        ("report.md", format_document(report, "md")),
-        ("report.html", make_page()),
-    ):
-        write_file(folder / name, text.encode())

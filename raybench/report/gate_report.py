@@ -106,14 +106,22 @@ class GateReport(Document):
 
     @cached_property
     def remarks(self) -> list[str]:
-        """Return sentences: detectable slowdown, why measuring stopped, advice, disturbances."""
+        """Return sentences: no difference, detectable slowdown, why stopped, advice, disturbances.
+
+        The last sentence says what else the machine did.
+        """
         verdict = self.verdict
         why_stopped = ""
         if verdict.stopped:
             reason = words.open_reason(verdict.stopped)
             why_stopped = f"{reason[:1].upper()}{reason[1:]}."
         # Each of these sentences may be empty.
-        remarks = [words.detectable(verdict), why_stopped, words.shared_folder(verdict)]
+        remarks = [
+            words.no_difference(verdict.gate),
+            words.detectable(verdict),
+            why_stopped,
+            words.shared_folder(verdict),
+        ]
         return [*filter(None, remarks), *words.meanwhile(verdict)]
 
     def _open_points(self) -> list[tuple[str, str]]:
@@ -163,19 +171,6 @@ class GateReport(Document):
     def members(self) -> Mapping[str, Any]:
         """Return the members of the JSON object."""
         verdict, gate = self.verdict, self.verdict.gate
-        rows = [point.row for point in self.points]
-        names = varying(rows) if rows else []
-        points = []
-        for point in self.points:
-            points.append(
-                {
-                    "point_id": point.row.point_id,
-                    "settings": known_settings(point.row, names),
-                    "verdict": point.outcome,
-                    "why": _reason_members(point.why),
-                    **{name: getattr(point, name) for name in _POINT_MEMBERS},
-                }
-            )
         return {
             "gate_id": gate.gate_id,
             "verdict": verdict.outcome,
@@ -195,8 +190,26 @@ class GateReport(Document):
                 for disturbance in verdict.disturbances
             ],
             "clock_spread": verdict.clock_spread,
-            "points": points,
+            "points": self.point_members,
         }
+
+    @property
+    def point_members(self) -> list[dict[str, Any]]:
+        """Return the members of each point in the JSON object."""
+        rows = [point.row for point in self.points]
+        names = varying(rows) if rows else []
+        points = []
+        for point in self.points:
+            points.append(
+                {
+                    "point_id": point.row.point_id,
+                    "settings": known_settings(point.row, names),
+                    "verdict": point.outcome,
+                    "why": _reason_members(point.why),
+                    **{name: getattr(point, name) for name in _POINT_MEMBERS},
+                }
+            )
+        return points
 
 
 _POINT_MEMBERS = (

@@ -139,6 +139,13 @@ def _change(point: PointVerdict) -> str:
     return f"{size} ({100 * least:.1f} to {100 * most:.1f} %)"
 
 
+def no_difference(gate: Gate) -> str:
+    """Return that the sides do not differ, or ""."""
+    if gate.has_difference:
+        return ""
+    return "OLD and NEW do not differ: this gate shows what the machine detects."
+
+
 def detectable(verdict: GateVerdict) -> str:
     """Return which slowdown this machine detects, or ""."""
     if verdict.detectable is None:

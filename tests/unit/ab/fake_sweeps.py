@@ -1,4 +1,4 @@
-"""Sweeps that write rows without measuring, in place of `raybench.ab.gate.run_sweep`.
+"""Commands of git, and sweeps that write rows without measuring: `fake_sweep`.
 
 `steps.json` in the folder of a side has the mean step of each point in ms, or an error. The
 variable FAKE_SLOWER multiplies all steps. The file `broken` names sides whose sweeps fail.
@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 import socket
+import subprocess
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -35,6 +36,19 @@ DEVICE = Device(
     niceness=0,
     omp_num_threads=1,
 )
+
+
+IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost")
+
+
+def git(folder, *words):
+    done = subprocess.run(["git", *IDENTITY, *words], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def write_steps(folder, **steps):
+    (folder / "steps.json").write_text(json.dumps(steps))
 
 
 def values_of(words, option):
@@ -97,3 +111,9 @@ def fake_sweep(words, checkout, log):
         rows.append(to_row(point_row(run.run_id, number, name, steps[name])))
     pq.write_table(arrow_table("points", rows), output / "points" / run.run_id / "all.parquet")
     return 0
+
+
+def starts(folder):
+    """The working folder and the words of each sweep."""
+    [path] = folder.glob("results/ab/*/starts.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -4,30 +4,17 @@ import json
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from fake_sweeps import fake_sweep
+from fake_sweeps import fake_sweep, git, starts, write_steps
 
 from raybench.ab import gate
 from raybench.ab.gate import run_sweep as real_sweep
 from raybench.ab.plan import lock_gate
-
-IDENTITY = ("-c", "user.name=somebody", "-c", "user.email=somebody@localhost")
-
-
-def git(folder, *words):
-    done = subprocess.run(["git", *IDENTITY, *words], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def write_steps(folder, **steps):
-    (folder / "steps.json").write_text(json.dumps(steps))
 
 
 def is_running(process_id):
@@ -38,22 +25,6 @@ def is_running(process_id):
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A repository with three points, as the current folder."""
-    monkeypatch.setattr(gate, "run_sweep", fake_sweep)
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    git(folder, "init", "-q", "-b", "main")
-    (folder / "ci.yaml").write_text("version: 1\nname: ci\n")
-    (folder / ".gitignore").write_text("results\n")
-    write_steps(folder, a=10.0, b=20.0, c=30.0)
-    git(folder, "add", "--all")
-    git(folder, "commit", "-q", "-m", "first")
-    monkeypatch.chdir(folder)
-    return folder
-
-
-@pytest.fixture
 def ab(command):
     """Run `raybench ab ci.yaml WORDS`, with fake sweeps."""
 
@@ -61,12 +32,6 @@ def ab(command):
         return command("ab", *job, *words, results=None)
 
     return run
-
-
-def starts(folder):
-    """The working folder and the words of each sweep."""
-    [path] = folder.glob("results/ab/*/starts.jsonl")
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def sides(folder):
@@ -89,6 +54,16 @@ def test_same_revision_is_the_same(ab, repository):
         == git(repository, "rev-parse", "HEAD")
     )
     assert git(repository, "worktree", "list").count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [(("--old", "HEAD"), True), ((), True), (("--new-env", "A=1"), False)],
+)
+def test_sides_without_a_difference_are_told(words, is_told, ab, repository):
+    answer = ab(*words)
+    assert answer.code == 0, answer
+    assert ("OLD and NEW do not differ" in answer.out) == is_told
 
 
 def test_uncommitted_slowdown_is_slower(ab, repository):
@@ -302,9 +277,14 @@ def test_wrong_options_are_refused(words, told, ab, repository):
 
 
 def test_revision_needs_a_repository(ab, tmp_path, monkeypatch):
-    (tmp_path / "ci.yaml").touch()
+    (tmp_path / "ci.yaml").write_text("version: 1\n")
     monkeypatch.chdir(tmp_path)
     assert "not in a git repository" in ab("--old", "HEAD").refusal
+
+
+def test_repository_without_a_commit_is_refused(ab, repository):
+    git(repository, "update-ref", "-d", "HEAD")
+    assert "the git repository has no commit" in ab("--old", "WORKTREE").refusal
 
 
 def test_missing_gate_is_one_line(ab, repository):

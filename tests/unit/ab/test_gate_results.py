@@ -1,0 +1,78 @@
+"""`raybench.ab`, the gate in Python, with sweeps that write rows without measuring."""
+
+import json
+import math
+
+import pytest
+from fake_sweeps import starts, write_steps
+
+import raybench
+from raybench.errors import JobError, UsageError
+
+
+def test_slower_point_leads_the_points(repository):
+    write_steps(repository, a=10.0, b=23.0, c=30.0)
+    result = raybench.ab("ci.yaml", old="main")
+    assert (result.outcome, result.exit_code) == ("slower", 1)
+    assert result.points["verdict"].to_list() == ["slower", "same", "same"]
+    assert result.points["layer"][0] == "b"
+    assert -0.15 < result.points["change"][0] < -0.11
+    assert set(result.points["reason"]) == {""}
+    assert "1 of 3 points is slower" in repr(result)
+    assert "1 of 3 points is slower" in result._repr_html_()
+
+
+def test_folder_has_the_reports(repository):
+    result = raybench.ab("ci.yaml", old="main", new="main", results=repository / "elsewhere")
+    assert result.folder.parent == repository / "elsewhere" / "ab"
+    assert json.loads((result.folder / "verdict.json").read_text())["verdict"] == "same"
+    for name, format in (("report.md", "md"), ("report.html", "html")):
+        assert (result.folder / name).read_text() == result.report(format)
+    assert "All 3 points are the same." in result.report()
+
+
+def test_open_points_have_a_reason(repository):
+    result = raybench.ab("ci.yaml", old="main", max_minutes=0.001)
+    assert result.outcome == "undecided"
+    assert set(result.points["reason"]) == {"the time limit ended the gate"}
+
+
+def test_options_of_a_side_reach_its_sweeps(repository):
+    result = raybench.ab(
+        "ci.yaml", new_env={"FAKE_SLOWER": 0.9}, set={"x": [1, 2]}, old_set={"y": "z"}
+    )
+    assert result.outcome == "faster"
+    words = starts(repository)
+    assert all("x=[1, 2]" in words_of_start for words_of_start in words)
+    assert sum("y=z" in words_of_start for words_of_start in words) == len(words) // 2
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"threshold": -1}, "threshold: must be a share above 0"),
+        ({"threshold": 0}, "threshold: must be a share above 0"),
+        ({"max_minutes": 0}, "max_minutes: must be above 0"),
+        ({"max_minutes": math.nan}, "max_minutes: must be above 0"),
+        ({"wait_s": -1}, "wait_s: must be from 0"),
+        ({"device": "gpu"}, "device: must be auto, cuda or cpu"),
+        ({"old": "no-such"}, "git knows no such revision"),
+        ({"set": ["a=1"]}, "set: must be a dict"),
+    ],
+)
+def test_wrong_options_are_refused(options, told, repository):
+    with pytest.raises(UsageError, match=told):
+        raybench.ab("ci.yaml", **options)
+    assert not (repository / "results").exists()
+
+
+def test_unknown_option_is_a_type_error(repository):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'treshold'"):
+        raybench.ab("ci.yaml", treshold=0.1)
+
+
+def test_job_without_yaml_makes_no_worktree(repository):
+    (repository / "ci.yaml").write_text("version: 1\nmatrix: [\n")
+    with pytest.raises(JobError, match=r"ci.yaml:"):
+        raybench.ab("ci.yaml", old="HEAD")
+    assert not (repository / "results").exists()
