@@ -30,9 +30,9 @@ _HOOK_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "
 class SideError(Exception):
     """A side cannot be measured; the gate can be resumed after the cause is removed."""
 
-    def __init__(self, side: Side, reason: str) -> None:
+    def __init__(self, side: Side, reason: str, log: Path | None = None) -> None:
         super().__init__(side, reason)
-        self.side, self.reason = side, reason
+        self.side, self.reason, self.log = side, reason, log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +228,7 @@ def _set_up(command: str, side: Side, folder: Path, env: Mapping[str, str], log:
         raise
     if code:
         error = last_line(log.read_text(errors="replace"))
-        raise SideError(side, f"--setup ended with exit code {code}: {error}; see {log}")
+        raise SideError(side, f"--setup ended with exit code {code}: {error}", log)
 
 
 def _python_of(python: str, folder: Path, cwd: Path) -> str:

@@ -207,7 +207,9 @@ class _Runner:
                 self._measure_pair(starts, pairs, points)
             except SideError as error:
                 pairs = PairedStarts(starts=[s for s in read_starts(self._folder) if s.is_finished])
-                reason = OpenReason(kind=WhyOpen.STOPPED, side=error.side, text=error.reason)
+                reason = OpenReason(
+                    kind=WhyOpen.STOPPED, side=error.side, text=error.reason, log=error.log
+                )
                 return self._verdict(pairs, reason)
             last_pair_s = time.monotonic() - pair_began_s
 
@@ -276,12 +278,12 @@ class _Runner:
             raise SideError(side, reason) from error
         if code not in _CODES_WITH_ALL_ROWS:
             last_words = last_line(log.read_text(errors="replace"))
-            raise SideError(side, f"the sweep ended with exit code {code}: {last_words}; see {log}")
+            raise SideError(side, f"the sweep ended with exit code {code}: {last_words}", log)
         finished = [start for start in read_starts(self._folder) if start.is_finished]
         of_this_sweep = [start for start in finished if (start.side, start.pair) == (side, pair)]
         if not of_this_sweep:
             last_words = last_line(log.read_text(errors="replace"))
-            raise SideError(side, f"the sweep left no finished run: {last_words}; see {log}")
+            raise SideError(side, f"the sweep left no finished run: {last_words}", log)
         start = of_this_sweep[-1]
         # Only a gate with commits has worktrees, from which the files must come.
         files = start.run.workload_files if self._gate.commits else {}

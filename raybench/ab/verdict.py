@@ -63,6 +63,8 @@ class OpenReason:
     side: Side | None = None
     # STOPPED, FAILED: the error.
     text: str = ""
+    # STOPPED: output of the command that failed.
+    log: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,8 @@ class GateReport(Document):
         for index, text in enumerate(self.answer):
             yield Line(text=text, tone=tone if index == 0 else "plain", is_apart=index == 0)
         yield from (Line(text=text) for text in self.remarks)
+        if log_line := words.log_line(self.verdict):
+            yield Line(text=log_line, is_whole=True)
         if open_points := self._open_points():
             yield Listing(title="Why points are open", lines=open_points, is_quoted=True)
         if self.points:
@@ -221,7 +223,8 @@ _POINT_MEMBERS = (
 def _reason_members(why: Any) -> dict[str, Any] | None:
     if why is None:
         return None
-    return {"kind": why.kind, "side": why.side, "text": words.open_reason(why)}
+    log = None if why.log is None else str(why.log)
+    return {"kind": why.kind, "side": why.side, "text": words.open_reason(why), "log": log}
 
 
 def _interval(point: PointVerdict) -> str:

@@ -175,6 +175,12 @@ def open_reason(why: OpenReason) -> str:
             return f"only {side} has it"
 
 
+def log_line(verdict: GateVerdict) -> str:
+    """Return where the output of the command that failed is, or ""."""
+    why = verdict.stopped
+    return f"Log of {(why.side or Side.NEW).upper()}: {why.log}" if why and why.log else ""
+
+
 def meanwhile(verdict: GateVerdict) -> list[str]:
     """Return what the machine did while the gate ran, a sentence for each disturbance."""
     if not verdict.starts:

@@ -141,6 +141,8 @@ def test_failed_set_up_measures_nothing_and_resumes(ab, repository):
     assert answer.code == 5, answer
     assert "OLD cannot be measured: --setup ended with exit code 1: no compiler" in answer.out
     assert "No start has ended." in answer.out
+    [log] = re.findall(r"^Log of OLD: (.*setup-old.log)$", answer.out, re.MULTILINE)
+    assert Path(log).read_text() == "no compiler\n"
     assert "Go on with: " in answer.out
     assert list(repository.glob("results/ab/*/starts.jsonl")) == []
     (repository / "results" / "ready").touch()
