@@ -100,7 +100,7 @@ def ab(
         listener=lambda event: listener.tell(progress(event)),
     )
     result = GateResult(verdict=verdict)
-    result.write()
+    write_reports(result)
     return result
 
 
@@ -185,18 +185,6 @@ class GateResult:
             return format_gate(self.document)
         return format_document(self.document, "terminal" if format == "text" else format)
 
-    def write(self) -> None:
-        """Write report.md, report.html and verdict.json into the folder of the gate.
-
-        Raises:
-            ResultsError: a file cannot be written.
-        """
-        from raybench.api.files import write_file
-
-        write_file(self.folder / "verdict.json", self.report("json").encode())
-        write_file(self.folder / "report.md", self.report("md").encode())
-        write_file(self.folder / "report.html", self.report("html").encode())
-
     def __repr__(self) -> str:
         """Return id and outcome of the gate, then its answer."""
         head = f"<GateResult {self.verdict.gate.gate_id}: {self.outcome}>"
@@ -214,3 +202,16 @@ class GateResult:
         from raybench.report.gate_report import GateReport
 
         return GateReport(verdict=self.verdict)
+
+
+def write_reports(result: GateResult) -> None:
+    """Write report.md, report.html and verdict.json into the folder of the gate.
+
+    Raises:
+        ResultsError: a file cannot be written.
+    """
+    from raybench.api.files import write_file
+
+    write_file(result.folder / "verdict.json", result.report("json").encode())
+    write_file(result.folder / "report.md", result.report("md").encode())
+    write_file(result.folder / "report.html", result.report("html").encode())

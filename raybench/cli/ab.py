@@ -166,7 +166,7 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
     5 a point is undecided or not measured, 130 interrupted (--resume goes on).
     """
     from raybench.ab.gate import resume_gate, run_gate
-    from raybench.api.gates import GateResult
+    from raybench.api.gates import GateResult, write_reports
     from raybench.report.words.ab import progress
 
     console = make_console()
@@ -209,7 +209,7 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
             signal.signal(number, handler)
     result = GateResult(verdict=verdict)
     write_document(result.document, given["kind"], make_page=lambda: result.report("html"))
-    result.write()
+    write_reports(result)
     ctx.exit(verdict.exit_code)
 
 

@@ -24,9 +24,8 @@ SIGNATURES = {
     "sweep": "(job: 'JobSource', *, set: 'Mapping[str, Any] | None' = None, filter: 'str | None' = "
     "None, results: 'str | os.PathLike[str]' = 'results', device: 'DeviceChoice' = 'auto', "
     "address: 'str' = 'auto', **options: 'Unpack[SweepOptions]') -> 'RunResult'",
-    "ab": "(job: 'str | Path', old: 'str | Version' = '', new: 'str | Version' = '', settings: "
-    "'Settings | None' = None, *, output: 'str | Path' = 'results', listener: 'Listener | None' = "
-    "None) -> 'GateVerdict'",
+    "ab": "(job: 'str | os.PathLike[str]', *, old: 'str' = '', new: 'str' = '', results: 'str | "
+    "os.PathLike[str]' = 'results', **options: 'Unpack[GateOptions]') -> 'GateResult'",
     "open_run": "(run: 'str | os.PathLike[str]', results: 'str | os.PathLike[str]' = 'results') -> "
     "'RunResult'",
     "measure": "(step: 'Callable[..., object]', *, items: 'float | None' = None, setup: "
@@ -44,19 +43,29 @@ SIGNATURES = {
     "RunComparison.report": "(self, format: 'ReportFormat' = 'text', *, full: 'bool' = False) -> "
     "'str'",
     "RunComparison.save_page": "(self, path: 'str | os.PathLike[str]') -> 'Path'",
+    "GateResult.report": "(self, format: 'ReportFormat' = 'text') -> 'str'",
     "Picture.save": "(self, path: 'str | os.PathLike[str]') -> 'Path'",
 }
 # What else the objects have.
 ATTRIBUTES = {
     "RunResult": {"results", "run_id", "status", "summary", "points", "samples"},
     "RunComparison": {"document", "points", "verdicts"},
+    "GateResult": {"verdict", "outcome", "exit_code", "folder", "points", "document"},
     "StepTiming": {
         *("name", "samples", "median_ms", "interval_ms", "mean_ms", "items_per_s"),
         *("doubts", "method"),
     },
     "Picture": {"svg", "png"},
 }
-OPTIONS = {"sweep": {"tags", "wait_s", "shared"}, "measure": {"device", "address"}}
+OPTIONS = {
+    "sweep": {"tags", "wait_s", "shared"},
+    "measure": {"device", "address"},
+    "ab": {
+        *("set", "old_set", "new_set", "old_job", "old_env", "new_env", "python", "old_python"),
+        *("new_python", "setup", "threshold", "max_minutes", "address", "device", "devices"),
+        "wait_s",
+    },
+}
 
 
 @pytest.mark.parametrize("name", MODULES)
