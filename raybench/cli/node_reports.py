@@ -64,6 +64,13 @@ class NodeOutputs:
         return self.report_folder is not None or self.textfile is not None
 
 
+def _check_textfile(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Return the path of --textfile; refuse a name that node_exporter would not read."""
+    if path is not None and not path.name.endswith(".prom"):
+        raise UsageError(f"--textfile {path}: the textfile collector reads only files named *.prom")
+    return path
+
+
 _OPTIONS: Sequence[Option] = (
     click.option(
         "--report",
@@ -75,6 +82,7 @@ _OPTIONS: Sequence[Option] = (
     click.option(
         "--textfile",
         type=click.Path(path_type=Path, dir_okay=False),
+        callback=_check_textfile,
         metavar="FILE.prom",
         help="Write the metrics of this host to FILE.prom, for the textfile collector of "
         "node_exporter.",

@@ -165,6 +165,15 @@ def test_metrics_are_of_this_host_only(check, tmp_path):
     assert 'raybench_health_state{state="drain"} 1' in path.read_text()
 
 
+def test_name_that_the_collector_skips_is_refused(check):
+    words, error = ("--textfile", "x.txt"), AssertionError("the check began")
+    refusal = check(*words, error=error).refusal
+    assert refusal == "--textfile x.txt: the textfile collector reads only files named *.prom\n"
+    for codes, code in (("slurm", 0), ("nagios", 3)):
+        told = check(*words, "--exit-code", codes, error=error)
+        assert (told.code, refusal in told.err) == (code, True)
+
+
 def test_unwritable_folder_is_refused_before_the_check(check, tmp_path):
     (tmp_path / "file").write_text("")
     words = ("--report", tmp_path / "file" / "checks")
