@@ -5,7 +5,8 @@ RaybenchError
 │   ├── JobError             2   the job file, with a line for each problem
 │   └── ResultsError         2   a run does not exist, or results cannot be read or written
 ├── ClusterError             3   the cluster is unreachable or unusable, or no point fits it
-│   └── DevicesInUseError    3   another sweep uses the devices
+│   ├── DevicesInUseError    3   another sweep uses the devices
+│   └── InstallationError    3   a driver or a package of a node must be repaired
 └── StepError                1   a function that Python sent to workers has failed there
 
 Errors of click and missing packages exit with 2, Ctrl-C with 130. Any other exception is a bug of
@@ -68,6 +69,10 @@ class ResultsWarning(UserWarning):
 
 class DevicesInUseError(ClusterError):
     """Another sweep uses one of the devices; no point is run."""
+
+
+class InstallationError(ClusterError):
+    """A driver or a package of a node must be repaired; no point is run."""
 
 
 # Longest message with its notes, and longest traceback or log.

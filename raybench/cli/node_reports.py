@@ -14,7 +14,14 @@ from typing import Any, Literal, get_args
 import click
 
 from raybench.cli.shared import Option, read_duration, write_document, write_result
-from raybench.errors import ClusterError, DevicesInUseError, ResultsError, UsageError, message_of
+from raybench.errors import (
+    ClusterError,
+    DevicesInUseError,
+    InstallationError,
+    ResultsError,
+    UsageError,
+    message_of,
+)
 from raybench.records.node_report import (
     NodeReport,
     NodeState,
@@ -303,9 +310,11 @@ def _untested_report(error: BaseException, began: datetime) -> NodeReport:
             reason = UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail="interrupted")
         case DevicesInUseError():
             reason = UntestedReason(kind=UntestedKind.BUSY, detail=message_of(error))
-        case _:
+        case InstallationError() | ImportError():
             kind = UntestedKind.BROKEN_INSTALLATION
             reason = UntestedReason(kind=kind, detail=message_of(error))
+        case _:
+            reason = UntestedReason(kind=UntestedKind.NO_DEVICES, detail=message_of(error))
     return NodeReport(
         host=socket.gethostname(),
         state=NodeState.UNTESTED,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pynvml
 
-from raybench.errors import ClusterError
+from raybench.errors import InstallationError
 
 # Values of CUDA_VISIBLE_DEVICES with which a user hides all GPUs.
 _ALL_HIDDEN = ("", "-1", "NoDevFiles")
@@ -48,7 +48,7 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
         devices: folder of the device files, for tests.
 
     Raises:
-        ClusterError: the machine has a GPU, and NVML, CUDA or torch cannot use it.
+        InstallationError: the machine has a GPU, and NVML, CUDA or torch cannot use it.
     """
     count = _count_by_nvml(devices)
     if not count:
@@ -66,7 +66,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
         devices: folder of the device files, for tests.
 
     Raises:
-        ClusterError: the machine has a GPU, and NVML or torch cannot use it.
+        InstallationError: the machine has a GPU, and NVML or torch cannot use it.
     """
     count = _count_by_nvml(devices)
     if count:
@@ -87,16 +87,16 @@ def _count_by_nvml(devices: Path) -> int:
 
 
 def _check_torch() -> None:
-    """Raise ClusterError if torch cannot use GPUs."""
+    """Raise InstallationError if torch cannot use GPUs."""
     if _torch_version().endswith("+cpu"):
-        raise ClusterError(
+        raise InstallationError(
             f"this machine has a GPU, and torch {_torch_version()} is a build for CPUs alone; "
             "install a build with CUDA, or use --device cpu"
         )
 
 
-def _unusable(what: str) -> ClusterError:
-    return ClusterError(f"{what}; repair the driver (nvidia-smi), or use --device cpu")
+def _unusable(what: str) -> InstallationError:
+    return InstallationError(f"{what}; repair the driver (nvidia-smi), or use --device cpu")
 
 
 def _ask_nvml() -> tuple[int, str]:

@@ -47,8 +47,10 @@ class UntestedKind(StrEnum):
 
     # Other programs use its devices or its CPU cores.
     BUSY = "busy"
-    # A package cannot be imported, or the driver cannot be loaded.
+    # A package cannot be imported, the driver cannot be loaded, or versions differ.
     BROKEN_INSTALLATION = "broken installation"
+    # No cluster answers, or it does not give the devices that were asked for.
+    NO_DEVICES = "no devices"
     # Heat or the power supply limits the clocks of a device.
     LIMITED_CLOCKS = "limited clocks"
     # The deadline passed, or the check was interrupted, before the tests were done.

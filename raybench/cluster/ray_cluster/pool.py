@@ -28,7 +28,7 @@ from raybench.cluster.ray_cluster.placements import (
 )
 from raybench.cluster.ray_cluster.ray_internals import jobs
 from raybench.cluster.ray_cluster.start import Connection, ray_nodes, why_not_listening
-from raybench.errors import ClusterError, DevicesInUseError
+from raybench.errors import ClusterError, DevicesInUseError, InstallationError
 from raybench.job.point import Strategy
 from raybench.records.device import Device
 from raybench.records.devices import DeviceList
@@ -727,7 +727,7 @@ def _check_devices(devices: Sequence[Device]) -> None:
         for name in driver_versions.keys() & device.versions.keys():
             driver_version, worker_version = driver_versions[name], device.versions[name]
             if driver_version != worker_version:
-                raise ClusterError(
+                raise InstallationError(
                     f"{name} is {driver_version} here and {worker_version} on {device.host} "
                     f"({device.address}): install the same version on every node"
                 )

@@ -11,7 +11,7 @@ from builders import make_device, make_finding, make_node_report, make_run
 from commands import run_python
 
 from raybench.cli.node_reports import exit_code
-from raybench.errors import ClusterError, DevicesInUseError
+from raybench.errors import ClusterError, DevicesInUseError, InstallationError
 from raybench.health.node_files import read_node_reports, write_node_report
 from raybench.health.report import HealthReport
 from raybench.records.devices import Verdict
@@ -142,7 +142,8 @@ def test_each_node_gets_a_file(check, tmp_path):
 @pytest.mark.parametrize(
     ("error", "kind", "detail"),
     [
-        (ClusterError("no Ray here"), "broken installation", "no Ray here"),
+        (ClusterError("no Ray here"), "no devices", "no Ray here"),
+        (InstallationError("no Ray here"), "broken installation", "no Ray here"),
         (ImportError("no Ray here"), "broken installation", "no Ray here"),
         (DevicesInUseError("no Ray here"), "busy", "no Ray here"),
         (KeyboardInterrupt(), "out of time", "interrupted"),

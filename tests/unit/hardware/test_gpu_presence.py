@@ -7,7 +7,7 @@ import pytest
 from commands import refusal_of
 from fake_nvml import FakeNvml, refusal
 
-from raybench.errors import ClusterError
+from raybench.errors import InstallationError
 from raybench.hardware import gpu_presence
 from raybench.hardware.gpu_presence import count_gpus, visible_gpus, why_cuda_fails
 
@@ -60,20 +60,20 @@ def test_hidden_gpus_do_not_count(gpu, monkeypatch, hidden):
 
 def test_gpu_without_nvml_is_an_error(gpu, monkeypatch):
     FakeNvml(nvmlInit=refusal(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)).install(monkeypatch)
-    told = refusal_of(ClusterError, count_gpus, gpu)
+    told = refusal_of(InstallationError, count_gpus, gpu)
     assert told.startswith(f"this machine has {gpu}/nvidia0, but NVML fails: Driver Not Loaded; ")
     assert told.endswith("or use --device cpu")
 
 
 def test_gpu_missing_from_nvml_is_an_error(gpu, monkeypatch):
     nvml(monkeypatch, 0)
-    assert "but NVML fails: it lists no GPU; " in refusal_of(ClusterError, count_gpus, gpu)
+    assert "but NVML fails: it lists no GPU; " in refusal_of(InstallationError, count_gpus, gpu)
 
 
 def test_gpu_without_cuda_is_an_error(gpu, monkeypatch, cuda):
     nvml(monkeypatch, 2)
     cuda("CUDA_ERROR_SYSTEM_NOT_READY")
-    told = refusal_of(ClusterError, count_gpus, gpu)
+    told = refusal_of(InstallationError, count_gpus, gpu)
     assert told.startswith("NVML lists 2 GPUs here, but CUDA fails: CUDA_ERROR_SYSTEM_NOT_READY; ")
 
 
@@ -81,7 +81,7 @@ def test_cpu_torch_beside_a_gpu_is_an_error(gpu, monkeypatch, cuda):
     nvml(monkeypatch, 1)
     cuda("")
     monkeypatch.setattr(gpu_presence.metadata, "version", lambda name: "2.13.0+cpu")
-    told = refusal_of(ClusterError, count_gpus, gpu)
+    told = refusal_of(InstallationError, count_gpus, gpu)
     assert told.startswith("this machine has a GPU, and torch 2.13.0+cpu is a build for CPUs alone")
 
 
