@@ -5,13 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
 from raybench.api.files import check_outlives_job
-from raybench.cli.node_reports import NodeOutputs, exit_code, finish, node_options
+from raybench.cli.node_reports import (
+    NodeOutputs,
+    exit_code,
+    finish,
+    node_options,
+    untested_report,
+)
 from raybench.cli.shared import (
     address_option,
     color,
@@ -66,20 +73,25 @@ def refuse_with_quick(ctx: click.Context) -> None:
 
 def check_node(device: Literal["auto", "cuda", "cpu"], references: References) -> NodeReport:
     """Run the quick check of this node, with its progress on stderr."""
-    import psutil
+    began = datetime.now(UTC)
+    try:
+        import psutil
 
-    # The deadlines count from the start of the command, whose imports take a second. A shell that
-    # started this command by `exec` is the same process, and may be old.
-    process_age_s = max(0.0, time.time() - psutil.Process().create_time())
-    began_s = time.monotonic() - min(process_age_s, _LONGEST_START_S)
+        # The deadlines count from the start of the command, whose imports take a second. A shell
+        # that started this command by `exec` is the same process, and may be old.
+        process_age_s = max(0.0, time.time() - psutil.Process().create_time())
+        began_s = time.monotonic() - min(process_age_s, _LONGEST_START_S)
 
-    def tell(text: str) -> None:
-        click.echo(f"{time.monotonic() - began_s:4.1f} s  {text}", err=True)
+        def tell(text: str) -> None:
+            click.echo(f"{time.monotonic() - began_s:4.1f} s  {text}", err=True)
 
-    tell("raybench health --quick")
-    from raybench.health.quick.check import quick_check
+        tell("raybench health --quick")
+        from raybench.health.quick.check import quick_check
 
-    return quick_check(device, references=references, tell=tell, began_s=began_s)
+        return quick_check(device, references=references, tell=tell, began_s=began_s)
+    except ImportError as error:
+        # A missing package is no fault of a device.
+        return untested_report(error, began)
 
 
 def write_node_report(report: NodeReport, *, as_json: bool) -> None:

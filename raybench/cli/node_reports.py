@@ -167,13 +167,36 @@ def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(outputs=outputs, **given)
         except (ClusterError, ImportError, KeyboardInterrupt) as error:
             # No test could start, or the check has no result. An older report must not stay.
-            _write([_untested_report(error, began)], outputs)
+            _write([untested_report(error, began)], outputs)
             raise
 
     with_options: Callable[..., Any] = with_outputs
     for option in reversed(_OPTIONS):
         with_options = option(with_options)
     return with_options
+
+
+def untested_report(error: BaseException, began: datetime) -> NodeReport:
+    """Return the report of this host, on which no test could start, or was interrupted."""
+    match error:
+        case KeyboardInterrupt():
+            reason = UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail="interrupted")
+        case DevicesInUseError():
+            reason = UntestedReason(kind=UntestedKind.BUSY, detail=message_of(error))
+        case InstallationError() | ImportError():
+            kind = UntestedKind.BROKEN_INSTALLATION
+            reason = UntestedReason(kind=kind, detail=message_of(error))
+        case _:
+            reason = UntestedReason(kind=UntestedKind.NO_DEVICES, detail=message_of(error))
+    return NodeReport(
+        host=socket.gethostname(),
+        state=NodeState.UNTESTED,
+        began=began.isoformat(),
+        seconds=round((datetime.now(UTC) - began).total_seconds(), 3),
+        raybench_version=__version__,
+        devices=(),
+        untested=(reason,),
+    )
 
 
 def finish(
@@ -301,29 +324,6 @@ def _check_writable(outputs: NodeOutputs) -> None:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise UsageError(f"{option} {folder}: {error.strerror}") from None
-
-
-def _untested_report(error: BaseException, began: datetime) -> NodeReport:
-    """Return the report of this host, on which no test could start, or was interrupted."""
-    match error:
-        case KeyboardInterrupt():
-            reason = UntestedReason(kind=UntestedKind.OUT_OF_TIME, detail="interrupted")
-        case DevicesInUseError():
-            reason = UntestedReason(kind=UntestedKind.BUSY, detail=message_of(error))
-        case InstallationError() | ImportError():
-            kind = UntestedKind.BROKEN_INSTALLATION
-            reason = UntestedReason(kind=kind, detail=message_of(error))
-        case _:
-            reason = UntestedReason(kind=UntestedKind.NO_DEVICES, detail=message_of(error))
-    return NodeReport(
-        host=socket.gethostname(),
-        state=NodeState.UNTESTED,
-        began=began.isoformat(),
-        seconds=round((datetime.now(UTC) - began).total_seconds(), 3),
-        raybench_version=__version__,
-        devices=(),
-        untested=(reason,),
-    )
 
 
 def _collect(folder: Path, expected: str, max_age_s: float, form: str) -> int:

@@ -5,7 +5,9 @@ import time
 
 import psutil
 import pytest
+from commands import run_python
 
+from raybench.health.node_files import read_node_reports
 from raybench.health.quick import check
 from raybench.records.node_report import NodeReport, NodeState, UntestedKind, UntestedReason
 
@@ -81,3 +83,22 @@ def test_age_of_a_process_that_was_a_shell_is_limited(command, report, monkeypat
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() - 600.0)
     assert command("health", "--quick", results=None).code == 0
     assert began[0] < 10.0
+
+
+WITHOUT_PSUTIL = """
+import sys
+sys.modules["psutil"] = None
+from raybench.cli import main
+main()
+"""
+
+
+def test_missing_psutil_is_a_broken_installation(tmp_path):
+    words = ("health", "--quick", "--json", "--report", tmp_path)
+    done = run_python(WITHOUT_PSUTIL, *words)
+    assert (done.returncode, done.stderr) == (3, "")
+    [reason] = json.loads(done.stdout)["untested"]
+    assert reason["kind"] == "broken installation"
+    assert "psutil" in reason["detail"]
+    [stored] = read_node_reports(tmp_path).reports.values()
+    assert stored.untested[0].detail == reason["detail"]
