@@ -66,6 +66,7 @@ class LocalCluster:
     lost: frozenset[int] = frozenset()
     pending = 0
     other_sweeps: tuple[str, ...] = ()
+    is_private = True
 
     def __init__(
         self, devices: Sequence[Device], make_worker: Callable[[Device], InProcessWorker]

@@ -40,6 +40,10 @@ class Cluster(Protocol):
         """Largest possible number of devices of a point, lost and pending devices included."""
 
     @property
+    def is_private(self) -> bool:
+        """Whether this process has started the cluster, and ends it by `close`."""
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """Device of every worker; empty before `start`.
 

@@ -226,6 +226,7 @@ class Examiner(PointSource):
             self._environment_facts = EnvironmentFacts(
                 devices=self.devices,
                 missing=cluster.capacity - len(cluster.devices),
+                is_private=cluster.is_private,
                 other_sweeps=cluster.other_sweeps,
                 states=self._facts_before,
             )

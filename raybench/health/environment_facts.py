@@ -23,6 +23,8 @@ class EnvironmentFacts:
     devices: tuple[Device, ...]
     # Number of devices of the cluster without a worker.
     missing: int = 0
+    # Whether raybench has started all processes itself, without a cluster of `ray start`.
+    is_private: bool = False
     # Other sweeps on the same devices, in words.
     other_sweeps: tuple[str, ...] = ()
     # State of each device; empty if the devices were not read.

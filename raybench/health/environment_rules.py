@@ -77,6 +77,8 @@ class Rule:
     # What the reason of a fault says.
     condition: Condition
     command: CommandKind
+    # Instead of `command`, where there is no cluster of `ray start`.
+    private_command: CommandKind | None = None
     # Names for the words of the reason.
     names: Callable[[_Place], tuple[str, ...]] = _no_names
     # Facts for the report.
@@ -180,6 +182,7 @@ RULES: tuple[Rule, ...] = (
         most=0.0,
         condition=Condition.NICENESS,
         command=CommandKind.RESTART_RAY,
+        private_command=CommandKind.START_WITHOUT_NICE,
         is_of_gpus=False,
     ),
     Rule(
@@ -318,6 +321,9 @@ def apply_rule(rule: Rule, facts: EnvironmentFacts) -> Iterator[Judgement]:
     """Yield the judgement of each place by one rule."""
     test = environment_test(rule.test, rule.unit)
     places = list(_places(rule, facts))
+    kind = rule.command
+    if facts.is_private and rule.private_command is not None:
+        kind = rule.private_command
     largest: dict[str, float] = {}
     for place in places:
         model, figure = place.device.name, rule.value(place) or 0.0
@@ -337,7 +343,7 @@ def apply_rule(rule: Rule, facts: EnvironmentFacts) -> Iterator[Judgement]:
             device = place.device
             violation = fault(
                 rule.condition,
-                Command(kind=rule.command, hosts=(device.host,), uuid=device.uuid, value=limit),
+                Command(kind=kind, hosts=(device.host,), uuid=device.uuid, value=limit),
                 value=value,
                 limit=limit,
                 names=rule.names(place),

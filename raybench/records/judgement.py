@@ -283,6 +283,7 @@ class CommandKind(StrEnum):
     INSTALL = "install"
     CHOOSE_INTERFACE = "choose_interface"
     LIMIT_THREADS = "limit_threads"
+    START_WITHOUT_NICE = "start_without_nice"
     SHOW_RAY = "show_ray"
     WAIT = "wait"
     CHECK_LOUDLY = "check_loudly"

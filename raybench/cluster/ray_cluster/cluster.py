@@ -69,6 +69,7 @@ class RayCluster:
         self._pool = WorkerPool(connection, self._agents, self._reservation, log, only, models)
         self._groups = ProcessGroups(self._pool, self._monitor, self._replace)
         self.kind: DeviceKind = connection.kind
+        self.is_private = connection.folder is not None
         self.capacity = min(connection.capacity, len(only.names)) if only else connection.capacity
         noun = "GPU" if self.kind == "cuda" else "CPU worker"
         devices = f"{self.capacity} {noun}{'s' * (self.capacity != 1)}"

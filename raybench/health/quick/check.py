@@ -517,7 +517,8 @@ class _Check:
 
         devices = tuple(slot.device for slot in self.slots if slot.device is not None)
         states = before.facts if before else ()
-        return tuple(judge_environment(EnvironmentFacts(devices=devices, states=states)))
+        facts = EnvironmentFacts(devices=devices, is_private=True, states=states)
+        return tuple(judge_environment(facts))
 
     def _judge_facts(
         self, before: Surroundings | None, after: Surroundings | None

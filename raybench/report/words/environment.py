@@ -146,6 +146,7 @@ COMMANDS: Mapping[CommandKind, str] = {
     CommandKind.INSTALL: "pip install {names}",
     CommandKind.CHOOSE_INTERFACE: "ip -br address; export {names}=INTERFACE",
     CommandKind.LIMIT_THREADS: "export OMP_NUM_THREADS=1",
+    CommandKind.START_WITHOUT_NICE: "nice  # must print 0 in the shell that starts raybench",
     CommandKind.SHOW_RAY: "ray status",
     CommandKind.WAIT: "raybench health --wait 600",
     CommandKind.CHECK_LOUDLY: "NCCL_DEBUG=WARN raybench health --only environment",
@@ -154,6 +155,7 @@ COMMANDS: Mapping[CommandKind, str] = {
 ANYWHERE = frozenset(
     {
         CommandKind.LIMIT_THREADS,
+        CommandKind.START_WITHOUT_NICE,
         CommandKind.SHOW_RAY,
         CommandKind.WAIT,
         CommandKind.CHECK_LOUDLY,

@@ -143,6 +143,14 @@ def test_missing_devices_are_bad_and_sweeps_noted():
     assert "run a-1 of bob" in told["other sweeps"].reason
 
 
+def test_nice_shell_needs_no_restart_of_ray():
+    of_cluster = facts(healthy(niceness=5))
+    [finding] = wrong(of_cluster)
+    assert finding.command == "ray stop; ray start --address=HEAD:6379  # on alpha"
+    [finding] = wrong(replace(of_cluster, is_private=True))
+    assert finding.command == "nice  # must print 0 in the shell that starts raybench"
+
+
 def test_unread_facts_are_unknown_and_no_fault():
     told = {"versions", "environment", "omp_num_threads", "libraries"}
     untold = dict.fromkeys(HEALTHY.keys() - told) | {"power_cap_w": None, "throttle_reasons": ()}

@@ -4,6 +4,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import fakes
+import pytest
 from fakes import ChangingCluster
 
 from raybench.cluster import Cluster
@@ -77,6 +78,15 @@ def test_environment_is_checked_once_before_the_passes():
     assert found["transport"].verdict is Verdict.NOTE
     assert found["versions"].verdict is Verdict.HEALTHY
     assert not [one for one in examiner.readings if one.test.stage == "environment"]
+
+
+@pytest.mark.parametrize(("is_private", "program"), [(True, "nice"), (False, "ray")])
+def test_advice_of_niceness_fits_the_cluster(is_private, program):
+    cluster = ChangingCluster([fakes.make_device(kind="cpu", niceness=5)], measure)
+    cluster.is_private = is_private
+    examiner, _ = run_check(cluster, 1, ("environment",))
+    [command] = [one.finding.command for one in examiner.environment if one.test.name == "niceness"]
+    assert command.split()[0] == program
 
 
 def test_others_are_checked_after_devices_are_lost():
