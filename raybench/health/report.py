@@ -408,7 +408,9 @@ class HealthReport(Document):
             for finding in self.findings:
                 subject = finding.subject
                 is_row = subject.kind in kinds and subject.uuids and finding.passes
-                if finding.stage == stage and is_row:
+                # Other programs have a case, and are no test of the stage.
+                is_test = finding.test != OTHER_PROGRAMS_TEST
+                if finding.stage == stage and is_row and is_test:
                     of_stage.append(finding)
             if stage == "pairs" and has_matrices:
                 yield from map(_matrix, maps)

@@ -497,6 +497,17 @@ def test_first_screen_says_what_the_check_finds():
     assert (interrupted.detection, busy.detection) == (None, None)
 
 
+def test_other_programs_are_a_case_without_a_row():
+    of_all = {"subject": ALL, "stage": "together"}
+    reduce = make_finding(**of_all, test="all_reduce 1 MiB", unit="GB/s")
+    settings = {"verdict": Verdict.SUSPECT, "unit": "% of points", "reason": "in 6 of 9 points"}
+    busy = make_finding(**of_all, **settings, test=OTHER_PROGRAMS_TEST, value=66.7)
+    case, table = format_health(report_of([reduce, busy])).split("Collectives over all devices")
+    assert f"{OTHER_PROGRAMS_TEST}: in 6 of 9 points" in case
+    assert "all_reduce 1 MiB" in table
+    assert OTHER_PROGRAMS_TEST not in table
+
+
 @pytest.mark.parametrize(("test", "is_told"), [("gemm bf16 8192", True), ("launch", False)])
 def test_gain_is_estimated_by_tests_of_the_device(test, is_told):
     [advice] = report_of([*healthy(3), bad(3, test=test, ratio=8.0)]).advice
