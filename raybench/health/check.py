@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raybench.analysis.references import SHIPPED, References
-from raybench.cluster import Cluster
+from raybench.cluster import Cluster, find_kind
+from raybench.errors import ClusterError
 from raybench.health.environment import judge_environment
 from raybench.health.environment_facts import EnvironmentFacts
 from raybench.health.nodes import CheckCourse, node_reports
@@ -27,6 +28,7 @@ from raybench.health.suite import (
     ENVIRONMENT,
     PASS_STAGES,
     STAGES,
+    SUITE,
     Fleet,
     Probe,
     device_subjects,
@@ -150,11 +152,13 @@ def examine(
         argv: the command, for the table `runs`.
 
     Raises:
-        ClusterError: the cluster cannot be used, or another sweep has the devices.
+        ClusterError: the cluster cannot be used, another sweep has the devices, or only GPUs have
+            tests in these stages and there is no GPU.
         UsageError: the address is invalid.
         ResultsError: tables cannot be read or written.
         KeyboardInterrupt: before the workers start, or after the end.
     """
+    _check_stages(settings, where)
     job = health_job()
     examiner = Examiner(settings, job.measure)
     start = start_run(
@@ -172,6 +176,19 @@ def examine(
     store = RunStore(root=where.output, run_id=run.run_id, measure=job.measure)
     store.write_health(examination.findings)
     return examination
+
+
+def _check_stages(settings: CheckSettings, where: RunTarget) -> None:
+    """Raise ClusterError if the check would have CPU workers alone, and no test for them."""
+    stages_of_cpus = {test.stage for test in SUITE["cpu"]}
+    if settings.burn_in_s or stages_of_cpus.intersection(settings.stages):
+        return
+    if find_kind(where.address, where.device) == "cpu":
+        options = " ".join(f"--only {stage}" for stage in settings.stages)
+        raise ClusterError(
+            f"{options}: only GPUs have such tests, and this check would use CPU workers; "
+            "choose another stage"
+        )
 
 
 def _complete_tests(readings: Sequence[Reading], passes: int) -> tuple[Reading, ...]:

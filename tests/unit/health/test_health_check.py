@@ -5,9 +5,11 @@ from unittest.mock import Mock
 
 import fakes
 import pytest
+from commands import refusal_of
 from fakes import ChangingCluster
 
 from raybench.cluster import Cluster
+from raybench.errors import ClusterError
 from raybench.health.check import CheckSettings, Examiner, examine, health_job
 from raybench.health.verdicts import Judgement, judge
 from raybench.job.point import Point
@@ -106,6 +108,17 @@ def test_others_are_checked_after_devices_are_lost():
     left = [one for (name, _), one in found.items() if name.endswith(("worker 2", "worker 3"))]
     assert {one.verdict for one in left} <= {Verdict.HEALTHY, Verdict.UNKNOWN}
     assert all(one.value is not None for one in left)
+
+
+def test_stages_without_tests_for_cpus_start_no_workers(monkeypatch, tmp_path):
+    monkeypatch.setattr("raybench.health.check.run_sweep", Mock(side_effect=AssertionError))
+    where = Mock(output=tmp_path, address="local", device="cpu")
+    settings = CheckSettings(stages=("facts", "host-links"))
+    refusal = refusal_of(ClusterError, examine, where, Mock(), settings, ())
+    assert refusal.startswith("--only facts --only host-links: only GPUs have such tests")
+    for tested in (CheckSettings(stages=("facts", "alone")), replace(settings, burn_in_s=60.0)):
+        with pytest.raises(AssertionError):
+            examine(where, Mock(), tested, ())
 
 
 def test_burn_in_begins_anew_without_a_lost_device(monkeypatch, tmp_path):
