@@ -27,9 +27,9 @@ from raybench.health.quick.children import (
     start_device_process,
     start_node_process,
 )
+from raybench.health.quick.device_slot import DeviceSlot
 from raybench.health.quick.messages import (
     CountGpus,
-    GpuUse,
     Imported,
     LookAround,
     NoGpus,
@@ -39,16 +39,14 @@ from raybench.health.quick.messages import (
     Started,
     Surroundings,
 )
+from raybench.health.quick.node_use import cpu_load, device_use
 from raybench.records.detection import DetectionLimit
-from raybench.records.device import Device, DeviceKind
+from raybench.records.device import DeviceKind
 from raybench.records.devices import DevicePlace
 from raybench.records.environment import usable_cores
 from raybench.records.measurement import Failure, Measurement
 from raybench.records.node_report import NodeReport, UntestedKind, UntestedReason
-from raybench.records.node_use import CpuLoad, DeviceUse
-from raybench.records.other_program import OtherProgram
-from raybench.records.record import Record
-from raybench.records.status import Status
+from raybench.records.node_use import DeviceUse
 from raybench.records.task import GroupSpec, RankInfo, Task
 from raybench.report.words import quick as words
 from raybench.version import __version__
@@ -73,8 +71,6 @@ _TEST_S, _TOGETHER_S = 6.0, 9.0
 _LEAST_TEST_S = 2.0
 # With more CPU workers their imports take too long.
 _MOST_CPU_WORKERS = 4
-# Programs that use a smaller share of a core are not named.
-_LEAST_SHARE = 0.05
 # Reasons for limited clocks that heat or a fault causes; other reasons are usual under load.
 _LIMITS = frozenset({"hw_slowdown", "thermal_sw", "thermal_hw", "power_brake"})
 
@@ -82,6 +78,7 @@ _LIMITS = frozenset({"hw_slowdown", "thermal_sw", "thermal_hw", "power_brake"})
 _NEEDED_LATER = (
     "raybench.health.environment",
     "raybench.health.quick.decision",
+    "raybench.health.quick.readings",
     "raybench.health.quick.selection",
     "raybench.cluster.point_end",
     "raybench.report.quick_report",
@@ -121,21 +118,6 @@ def quick_check(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Slot:
-    """A device of the check, and the process that owns it."""
-
-    index: int
-    # Name of the device in findings.
-    name: str
-    child: Child
-    # None until the process owns its device; kept after its end.
-    device: Device | None = None
-    # Whether the process is fit for tests.
-    is_fit: bool = False
-    has_restarted: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
 class _Check:
     """A running check."""
 
@@ -145,7 +127,7 @@ class _Check:
     host: str = field(default_factory=socket.gethostname)
     kind: DeviceKind = "cpu"
     node: Child | None = None
-    slots: list[_Slot] = field(default_factory=list)
+    slots: list[DeviceSlot] = field(default_factory=list)
     children: list[Child] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
     throttled: dict[str, set[str]] = field(default_factory=dict)
@@ -175,7 +157,7 @@ class _Check:
         self._wait_for_start([slot.child for slot in self.slots], _STARTED_S[self.kind])
         if not self._alive():
             # Programs that keep all cores busy may be the cause.
-            load = _load(before_start, self._look(_LOOK_S))
+            load = cpu_load(before_start, self._look(_LOOK_S))
             return self._report(self._decide(uses=self._uses(before_start), load=load))
         before = self._look(_LOOK_S)
         tests = self._select()
@@ -192,7 +174,7 @@ class _Check:
             first=(*self._judge_facts(before, after), *judged),
             second=judged_again,
             uses=self._uses(before_start, before, after),
-            load=_load(before, after),
+            load=cpu_load(before, after),
             skipped=tuple(dict.fromkeys(skipped)),
         )
         has_references = any((references or SHIPPED).entries(name) for name in self._models())
@@ -214,7 +196,7 @@ class _Check:
         """Return the deadline of a request, by `time.monotonic`."""
         return min(time.monotonic() + limit_s, self.began_s + end_s)
 
-    def _alive(self) -> list[_Slot]:
+    def _alive(self) -> list[DeviceSlot]:
         return [slot for slot in self.slots if slot.is_fit]
 
     def _count_devices(self, device: str) -> int | UntestedReason:
@@ -251,7 +233,7 @@ class _Check:
 
         for index, child in enumerate(children):
             place = DevicePlace(host=self.host, kind=self.kind, number=index)
-            self.slots.append(_Slot(index=index, name=device_name(place), child=child))
+            self.slots.append(DeviceSlot(index=index, name=device_name(place), child=child))
 
     def _start_process(self, index: int) -> Child:
         child = start_device_process(self.kind, index)
@@ -304,7 +286,7 @@ class _Check:
 
     def _note_trouble(
         self,
-        slot: _Slot,
+        slot: DeviceSlot,
         phase: str,
         cause: Death | Silence | NotStarted,
         have_others_answered: bool,
@@ -341,6 +323,8 @@ class _Check:
         self, tests: Iterable[QuickTest], pass_number: int, before: Surroundings | None
     ) -> tuple[list[Reading], list[str]]:
         """Return the readings of the tests, and the names of tests for which no time was left."""
+        from raybench.health.quick.readings import split_by_room
+
         readings: list[Reading] = []
         skipped = []
         if pass_number > 1:
@@ -355,7 +339,7 @@ class _Check:
                 skipped.append(test.test.name)
                 continue
             self.tell(words.progress(test=test.test.name, again=pass_number > 1))
-            slots, left_out = self._with_room(test, free)
+            slots, left_out = split_by_room(test, self._alive(), free)
             readings += left_out
             if test.is_together:
                 readings += self._run_together(test, slots, pass_number)
@@ -369,27 +353,12 @@ class _Check:
                 readings += self._run_alone(test, slots, pass_number)
         return readings, skipped
 
-    def _with_room(
-        self, test: QuickTest, free: Mapping[str, int]
-    ) -> tuple[list[_Slot], list[Reading]]:
-        """Return the slots whose device has memory for the test, and readings of the others."""
-        from raybench.health.readings import split_by_memory
-        from raybench.health.suite import Probe
-
-        probe = Probe(test=test.test, point=test.point)
-        slots: list[_Slot] = []
-        readings: list[Reading] = []
-        for slot in self._alive():
-            fitting, left_out = split_by_memory([probe], _fleet([slot]), free)
-            readings += left_out
-            if fitting:
-                slots.append(slot)
-        return slots, readings
-
     def _run_alone(
-        self, test: QuickTest, slots: Sequence[_Slot], pass_number: int
+        self, test: QuickTest, slots: Sequence[DeviceSlot], pass_number: int
     ) -> list[Reading]:
         """Run a test on devices at the same time, each by itself."""
+        from raybench.health.quick.readings import read_failure, read_measurements
+
         rank = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0)
         request = RunTask(task=self._task(test), rank=rank)
         requests = {slot.child: request for slot in slots}
@@ -404,18 +373,19 @@ class _Check:
         for group in groups:
             measurements = [received[slot.child] for slot in group]
             if group:
-                readings += _read(test, group, pass_number, measurements)
+                readings += read_measurements(test, group, pass_number, measurements)
         for slot in slots:
             failure = received.get(slot.child)
             if isinstance(failure, Failure):
-                readings += _read_failure(test, [slot], pass_number, replace(failure, rank=0))
+                readings += read_failure(test, [slot], pass_number, replace(failure, rank=0))
         return readings
 
     def _run_together(
-        self, test: QuickTest, slots: Sequence[_Slot], pass_number: int
+        self, test: QuickTest, slots: Sequence[DeviceSlot], pass_number: int
     ) -> list[Reading]:
         """Run a collective of all devices; nothing if one of them cannot take part."""
         from raybench.cluster.point_end import cause_of
+        from raybench.health.quick.readings import read_failure, read_measurements
 
         count = len(slots)
         group = self._make_group(slots[0]) if count == len(self.slots) else None
@@ -445,10 +415,10 @@ class _Check:
         ranks = [received[slot.child] for slot in slots]
         failure = cause_of(ranks)
         if failure is not None:
-            return _read_failure(test, slots, pass_number, failure)
-        return _read(test, slots, pass_number, ranks)
+            return read_failure(test, slots, pass_number, failure)
+        return read_measurements(test, slots, pass_number, ranks)
 
-    def _make_group(self, first: _Slot) -> GroupSpec | None:
+    def _make_group(self, first: DeviceSlot) -> GroupSpec | None:
         """Return a new process group; None if its store does not start."""
         from raybench.health.quick.decision import STORE
 
@@ -468,7 +438,7 @@ class _Check:
         settings = measure_of(test.test, self.kind)
         return Task(point=test.point, settings=settings, precisions=None)
 
-    def _note_answer(self, slot: _Slot, answer: Any) -> None:
+    def _note_answer(self, slot: DeviceSlot, answer: Any) -> None:
         """Note whether a process is fit for further tests, and why its clocks were limited."""
         if isinstance(answer, Failure):
             slot.is_fit = answer.worker_reusable
@@ -476,7 +446,7 @@ class _Check:
             limits = _LIMITS.intersection(answer.throttle_reasons)
             self.throttled.setdefault(slot.name, set()).update(limits)
 
-    def _restartable(self) -> list[_Slot]:
+    def _restartable(self) -> list[DeviceSlot]:
         """Return the devices whose process is not fit, if there is time for a new one."""
         # A new process would find the memory of the device full again.
         full = set()
@@ -558,7 +528,7 @@ class _Check:
         for slot in self.slots:
             seen = [look.gpus[slot.index] for look in looks if look and slot.index < len(look.gpus)]
             if seen:
-                uses[slot.name] = _device_use(seen, slot.child.process_id)
+                uses[slot.name] = device_use(seen, slot.child.process_id)
         return uses
 
     def _decide(self, **results: Any) -> NodeDecision:
@@ -607,95 +577,3 @@ class _Check:
             untested=decision.untested,
             findings=decision.findings,
         )
-
-
-def _fleet(slots: Sequence[_Slot]) -> Any:
-    """Return the devices of the slots as a fleet, with their names among all devices."""
-    from raybench.health.suite import Fleet, device_subjects
-
-    devices = [slot.device for slot in slots if slot.device is not None]
-    subjects = []
-    for slot, device, subject in zip(slots, devices, device_subjects(devices), strict=True):
-        # `device_subjects` numbers the CPU workers of these slots from 0.
-        uuids = subject.uuids if device.kind == "cuda" else (f"{device.host}/{slot.index}",)
-        subjects.append(replace(subject, name=slot.name, uuids=uuids))
-    return Fleet(devices=tuple(devices), known=tuple(subjects))
-
-
-def _read(
-    test: QuickTest, slots: Sequence[_Slot], pass_number: int, measurements: Sequence[Measurement]
-) -> list[Reading]:
-    """Return the readings of measured devices."""
-    record = replace(_record(test, slots, pass_number), measurements=tuple(measurements))
-    return _read_record(test, slots, record)
-
-
-def _read_failure(
-    test: QuickTest, slots: Sequence[_Slot], pass_number: int, failure: Failure
-) -> list[Reading]:
-    """Return the readings of devices whose test failed."""
-    record = replace(
-        _record(test, slots, pass_number),
-        status=failure.status,
-        error_type=failure.error_type,
-        error_message=failure.message,
-        error_rank=failure.rank,
-    )
-    return _read_record(test, slots, record)
-
-
-def _record(test: QuickTest, slots: Sequence[_Slot], pass_number: int) -> Record:
-    """Return a record of the test, as a sweep would write it, without measurements."""
-    return Record(
-        point=test.point,
-        attempt=1,
-        round=pass_number,
-        status=Status.OK,
-        started_at=datetime.now(UTC),
-        duration_s=0.0,
-        devices=tuple(slot.device for slot in slots if slot.device is not None),
-    )
-
-
-def _read_record(test: QuickTest, slots: Sequence[_Slot], record: Record) -> list[Reading]:
-    from raybench.health.readings import read_record
-    from raybench.health.suite import Probe
-
-    probe = Probe(test=test.test, point=test.point)
-    return list(read_record(record, probe, _fleet(slots)))
-
-
-def _device_use(seen: Sequence[GpuUse], own_id: int) -> DeviceUse:
-    """Return the use of a GPU by other programs.
-
-    Args:
-        seen: the first is from before the check used the GPU, the last from after the tests.
-        own_id: process of the check that owns the GPU.
-    """
-    # In a container NVML may list ids of the host, among which our own process is missing; then
-    # only the first list holds no process of the check.
-    reliable = [use for use in seen if own_id in use.process_ids] or seen[:1]
-    programs: dict[OtherProgram, None] = {}
-    for use in reliable:
-        programs |= dict.fromkeys(use.programs)
-    # The last look still shows the tests of this check.
-    shares = [use.utilization_pct for use in seen[:2] if use.utilization_pct is not None]
-    # The smaller share counts: a job that has just ended is no neighbour.
-    return DeviceUse(programs=tuple(programs), utilization_pct=min(shares, default=None))
-
-
-def _load(before: Surroundings | None, after: Surroundings | None) -> CpuLoad | None:
-    """Return how many cores other programs kept busy between two moments; None if unknown."""
-    if before is None or after is None or before.busy_s is None or after.busy_s is None:
-        return None
-    passed_s = max(0.1, after.time_s - before.time_s)
-    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
-    programs = []
-    for program, spent_s in after.programs:
-        if spent_s / passed_s >= _LEAST_SHARE:
-            programs.append(replace(program, busy_cores=spent_s / passed_s))
-    return CpuLoad(
-        cores=max(0.0, others_s / passed_s),
-        processors=after.processors,
-        programs=tuple(programs),
-    )
