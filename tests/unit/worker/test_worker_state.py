@@ -100,7 +100,7 @@ def test_only_running_child_processes_are_reported(state):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="system calls have other numbers")
 def test_a_child_that_ends_without_a_signal_is_found(state):
-    clone, no_flags = 56, 0
+    clone, no_flags, wait_for_all = 56, 0, 0x4000_0000
     child = ctypes.CDLL(None).syscall(clone, no_flags, 0, 0, 0, 0)
     if child == 0:
         signal.pause()
@@ -109,6 +109,7 @@ def test_a_child_that_ends_without_a_signal_is_found(state):
         assert leftover.startswith("1 child process (")
     finally:
         os.kill(child, signal.SIGKILL)
+        os.waitpid(child, wait_for_all)
 
 
 def test_processes_started_before_the_point_are_ignored(state):
