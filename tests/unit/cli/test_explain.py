@@ -38,19 +38,15 @@ def headings(folder, run):
             yield block.title
 
 
-TERMS = sorted(
-    {
-        title
-        for folder in (RESULTS, NOISY)
-        for run in runs_of(folder)
-        if not run.startswith("health")
-        for title in headings(folder, run)
-        if not DATA.fullmatch(title)
-    }
-    | {*MARKS, *(word for word, _ in MARKS.values()), *DoubtKind}
-    | {status.value for status in Status}
-    | {status.label for status in Status}
-)
+@pytest.fixture(scope="module")
+def printed_terms():
+    terms = {*MARKS, *(word for word, _ in MARKS.values()), *DoubtKind}
+    terms |= {status.value for status in Status} | {status.label for status in Status}
+    for folder in (RESULTS, NOISY):
+        for run in runs_of(folder):
+            if not run.startswith("health"):
+                terms |= {title for title in headings(folder, run) if not DATA.fullmatch(title)}
+    return sorted(terms)
 
 
 SCALING = ("ddp_scaling-20261121-132844-4b9a", "ddp_scaling-20261122-142621-6209")
@@ -79,8 +75,11 @@ def test_each_head_of_a_command_is_explained(command, words):
     assert unknown == []
 
 
-@pytest.mark.parametrize("term", TERMS)
-def test_each_printed_term_is_explained(command, term):
-    done = command("explain", *term.split(), results=None)
-    assert done.code == 0
-    assert ": " in done.out
+def test_each_printed_term_is_explained(command, printed_terms):
+    assert len(printed_terms) > 100
+    unknown = []
+    for term in printed_terms:
+        done = command("explain", *term.split(), results=None)
+        if done.code != 0 or ": " not in done.out:
+            unknown.append(term)
+    assert unknown == []
