@@ -172,8 +172,20 @@ def compared_frame(rows: Sequence[ComparedPoint], reasons: Mapping[str, str]) ->
     return _with_param_columns(frame)
 
 
+# Settings of points that are columns of their own; all other settings are parameters.
+_SETTINGS = ("workload", "scaling", *EXECUTION, "world_size", "batch_size", "global_batch_size")
+_OF_GATE = {
+    "point_id": "string",
+    "verdict": "string",
+    "reason": "string",
+    "pairs": "Int64",
+    "unit": "string",
+    **dict.fromkeys(("old_rate", "new_rate", "change", "low", "high", "detectable"), "float64"),
+}
+
+
 def frame_of_gate(points: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the points of a gate as a frame, with a column for each setting.
+    """Return the points of a gate as a frame, with columns for their settings and `params.NAME`.
 
     Args:
         points: as in the JSON object of the gate.
@@ -181,11 +193,17 @@ def frame_of_gate(points: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
+    names: dict[str, None] = {}
     for point in points:
         settings, why = point["settings"], point["why"]
-        others = {name: point[name] for name in point if name not in ("settings", "why")}
-        rows.append({**settings, **others, "reason": why["text"] if why else ""})
-    return pd.DataFrame(rows)
+        params = {name: settings[name] for name in settings if name not in _SETTINGS}
+        columns = {name: settings[name] for name in settings if name in _SETTINGS}
+        names |= dict.fromkeys(columns)
+        reason = why["text"] if why else ""
+        rows.append({**point, **columns, "params": params, "reason": reason})
+    # With `columns`, a gate that measured no point has the same columns.
+    frame = pd.DataFrame(rows, columns=[*names, *_OF_GATE, "params"]).astype(_OF_GATE)
+    return _with_param_columns(frame)
 
 
 def _points_by_run(root: Path, run_id: str | None) -> dict[str, list[PointRow]]:

@@ -2,9 +2,10 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
-from fake_sweeps import starts, write_steps
+from fake_sweeps import point_row, starts, write_steps
 
 import raybench
 from raybench.errors import JobError, UsageError
@@ -15,7 +16,7 @@ def test_slower_point_leads_the_points(repository):
     result = raybench.ab("ci.yaml", old="main")
     assert (result.outcome, result.exit_code) == ("slower", 1)
     assert result.points["verdict"].to_list() == ["slower", "same", "same"]
-    assert result.points["layer"][0] == "b"
+    assert result.points["params.layer"][0] == "b"
     assert -0.15 < result.points["change"][0] < -0.11
     assert set(result.points["reason"]) == {""}
     assert "1 of 3 points is slower" in repr(result)
@@ -35,6 +36,27 @@ def test_open_points_have_a_reason(repository):
     result = raybench.ab("ci.yaml", old="main", max_minutes=0.001)
     assert result.outcome == "undecided"
     assert set(result.points["reason"]) == {"the time limit ended the gate"}
+
+
+def test_gate_without_points_has_all_columns(repository):
+    (repository / "broken").write_text("old new")
+    open_gate = raybench.ab("ci.yaml")
+    (repository / "broken").unlink()
+    assert open_gate.outcome == "not_measured"
+    measured = raybench.ab("ci.yaml").points
+    names = ["change", "low", "high", "verdict", "reason", "pairs"]
+    assert open_gate.points[names].dtypes.to_list() == measured[names].dtypes.to_list()
+
+
+def test_parameters_are_typed_and_hide_no_column(repository, monkeypatch):
+    def name_like_a_column(run_id, number, name, step):
+        row = point_row(run_id, number, name, step)
+        return replace(row, params={"pairs": str(number)})
+
+    monkeypatch.setattr("fake_sweeps.point_row", name_like_a_column)
+    points = raybench.ab("ci.yaml").points
+    assert sorted(points["params.pairs"]) == [0, 1, 2]
+    assert set(points["pairs"]) == {3}
 
 
 def test_options_of_a_side_reach_its_sweeps(repository):
