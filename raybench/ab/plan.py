@@ -170,11 +170,11 @@ def _check_numbers(settings: Settings) -> None:
     """Raise UsageError for a number out of its range."""
     if not 0 < settings.threshold < 1:
         raise UsageError(
-            f"threshold: must be a share above 0, as in 0.015, given {settings.threshold}"
+            f"threshold: must be above 0 and below 1, as in 0.015, given {settings.threshold}"
         )
     minutes = settings.max_minutes
     if minutes is not None and not (minutes > 0 and math.isfinite(minutes)):
-        raise UsageError(f"max_minutes: must be above 0, given {minutes}")
+        raise UsageError(f"max_minutes: must be above 0 and finite, given {minutes}")
     if not 0 <= settings.wait_s <= _LONGEST_WAIT_S:
         raise UsageError(
             f"wait_s: must be from 0 to {_LONGEST_WAIT_S:,} seconds, given {settings.wait_s}"

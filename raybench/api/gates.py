@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
@@ -89,6 +90,8 @@ def ab(
         if name not in GateOptions.__annotations__:
             raise TypeError(f"ab() got an unexpected keyword argument {name!r}")
     output = Path(results)
+    if "://" in os.fspath(results):
+        raise UsageError(f"results: must be a folder of this machine, given {quote(results)}")
     check_outlives_job(output, "results")
     listener = listener_here()
     verdict = run_gate(
@@ -110,12 +113,17 @@ def _version(revision: str, side: str, options: Mapping[str, Any]) -> Version:
     from raybench.api.jobs import override_texts
 
     old_job = options.get("old_job") if side == "old" else None
+    variables = options.get(f"{side}_env") or {}
+    if not isinstance(variables, Mapping):
+        raise UsageError(
+            f"{side}_env: must be a dict, as in {{'NCCL_ALGO': 'Tree'}}, given {quote(variables)}"
+        )
     return Version(
         revision=revision,
         job=Path(old_job) if old_job else None,
-        python=options.get(f"{side}_python") or options.get("python", ""),
-        env={str(name): str(value) for name, value in options.get(f"{side}_env", {}).items()},
-        overrides=override_texts(options.get(f"{side}_set")),
+        python=options.get(f"{side}_python") or options.get("python") or "",
+        env={str(name): str(value) for name, value in variables.items()},
+        overrides=override_texts(options.get(f"{side}_set"), f"{side}_set"),
     )
 
 
@@ -127,9 +135,15 @@ def _settings(options: GateOptions) -> Settings:
     device = options.get("device", "auto")
     if device not in get_args(DeviceChoice):
         raise UsageError(f"device: must be auto, cuda or cpu, given {quote(device)}")
-    # Options that are not given have the defaults of `Settings`.
+    for name in ("threshold", "max_minutes", "wait_s"):
+        number = options.get(name)
+        if number is not None and not isinstance(number, Real):
+            raise UsageError(f"{name}: must be a number, given {quote(number)}")
+    # Options that are not given, or are None, have the defaults of `Settings`.
     names = ("threshold", "max_minutes", "setup", "address", "wait_s")
-    given: dict[str, Any] = {name: options.get(name) for name in names if name in options}
+    given: dict[str, Any] = {
+        name: options.get(name) for name in names if options.get(name) is not None
+    }
     devices = options.get("devices")
     return Settings(
         overrides=override_texts(options.get("set")),

@@ -75,14 +75,18 @@ def _parse(job: JobSource, overrides: Sequence[str], *, on_cpu: bool) -> YamlSou
     )
 
 
-def override_texts(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return settings by dotted key as `--set` takes them: KEY=VALUE."""
+def override_texts(settings: Mapping[str, Any] | None, option: str = "set") -> tuple[str, ...]:
+    """Return settings by dotted key as `--set` takes them: KEY=VALUE.
+
+    Args:
+        option: name of the argument, for the message.
+    """
     if settings is None:
         return ()
     if not isinstance(settings, Mapping):
         raise UsageError(
-            "set: must be a dict of dotted keys, as in {'matrix.world_size': [1, 2]}, given "
-            f"{quote(settings)}"
+            f"{option}: must be a dict of dotted keys, as in {{'matrix.world_size': [1, 2]}}, "
+            f"given {quote(settings)}"
         )
     return tuple(f"{key}={_value_text(key, value)}" for key, value in settings.items())
 

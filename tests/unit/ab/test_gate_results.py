@@ -72,20 +72,31 @@ def test_options_of_a_side_reach_its_sweeps(repository):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"threshold": -1}, "threshold: must be a share above 0"),
-        ({"threshold": 0}, "threshold: must be a share above 0"),
+        ({"threshold": -1}, "threshold: must be above 0 and below 1"),
+        ({"threshold": 0}, "threshold: must be above 0 and below 1"),
+        ({"threshold": 1.5}, "threshold: must be above 0 and below 1"),
+        ({"threshold": "1.5%"}, "threshold: must be a number"),
         ({"max_minutes": 0}, "max_minutes: must be above 0"),
+        ({"max_minutes": math.inf}, "max_minutes: must be above 0 and finite"),
         ({"max_minutes": math.nan}, "max_minutes: must be above 0"),
         ({"wait_s": -1}, "wait_s: must be from 0"),
         ({"device": "gpu"}, "device: must be auto, cuda or cpu"),
         ({"old": "no-such"}, "git knows no such revision"),
-        ({"set": ["a=1"]}, "set: must be a dict"),
+        ({"set": ["a=1"]}, "^set: must be a dict"),
+        ({"old_set": ["a=1"]}, "old_set: must be a dict"),
+        ({"new_env": ["A=1"]}, "new_env: must be a dict"),
+        ({"results": "s3://bucket/runs"}, "results: must be a folder of this machine"),
     ],
 )
 def test_wrong_options_are_refused(options, told, repository):
     with pytest.raises(UsageError, match=told):
         raybench.ab("ci.yaml", **options)
     assert not (repository / "results").exists()
+
+
+def test_option_that_is_none_has_its_default(repository):
+    names = ("old_env", "new_set", "python", "setup", "threshold", "max_minutes", "wait_s")
+    assert raybench.ab("ci.yaml", **dict.fromkeys(names)).outcome == "same"
 
 
 def test_unknown_option_is_a_type_error(repository):
