@@ -56,10 +56,13 @@ def resolve_revisions(gate: Gate, output: Path) -> Gate:
     Raises:
         UsageError: a revision does not exist, or the current folder is in no git repository.
     """
-    commits = {}
+    commits: dict[Side, str] = {}
     for side in Side:
         revision = gate.version(side).revision
-        if revision == WORKTREE:
+        if revision == WORKTREE == gate.old.revision and commits:
+            # A second commit of the same files could have another time, and so another id.
+            commits[side] = commits[Side.OLD]
+        elif revision == WORKTREE:
             try:
                 commits[side] = _commit_of_files(gate.cwd, output.absolute())
             except subprocess.CalledProcessError as error:

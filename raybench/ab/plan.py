@@ -106,7 +106,9 @@ class Gate:
         code, settings = [], []
         for side in Side:
             version = self.version(side)
-            code.append((self.commits.get(side), self.job_texts.get(side)))
+            # A job may name scripts and classes that lie beside it.
+            folder = self.job_of(side).parent
+            code.append((self.commits.get(side), self.job_texts.get(side), folder))
             settings.append((version.python, dict(version.env), version.overrides))
         return code[0] != code[1] or settings[0] != settings[1]
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -64,6 +65,34 @@ def test_sides_without_a_difference_are_told(words, is_told, ab, repository):
     answer = ab(*words)
     assert answer.code == 0, answer
     assert ("OLD and NEW do not differ" in answer.out) == is_told
+
+
+def test_same_job_in_another_folder_is_a_difference(ab, repository):
+    folder = repository / "elsewhere"
+    folder.mkdir()
+    (folder / "ci.yaml").write_text((repository / "ci.yaml").read_text())
+    assert "do not differ" in ab("--old-job", repository / "ci.yaml").out
+    assert "do not differ" not in ab("--old-job", folder / "ci.yaml").out
+
+
+def test_uncommitted_files_on_both_sides_are_one_commit(ab, repository, monkeypatch, tmp_path):
+    write_steps(repository, a=11.0, b=20.0, c=30.0)
+    # A git by whose clock an hour passes before each commit.
+    program = tmp_path / "programs" / "git"
+    program.parent.mkdir()
+    hours = tmp_path / "hours"
+    hours.touch()
+    program.write_text(
+        "#!/bin/sh\n"
+        f"test $1 = commit-tree && echo >> {hours}\n"
+        f'GIT_COMMITTER_DATE="$((1800000000 + 3600 * $(wc -l < {hours}))) +0000"\n'
+        "export GIT_COMMITTER_DATE\n"
+        f'exec {shutil.which("git")} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    answer = ab("--old", "WORKTREE", "--new", "WORKTREE", "--json")
+    assert len(set(json.loads(answer.out)["commits"].values())) == 1
 
 
 def test_uncommitted_slowdown_is_slower(ab, repository):
