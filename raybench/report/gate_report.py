@@ -108,10 +108,7 @@ class GateReport(Document):
 
     @cached_property
     def remarks(self) -> list[str]:
-        """Return sentences: no difference, detectable slowdown, why stopped, advice, disturbances.
-
-        The last sentence says what else the machine did.
-        """
+        """Return sentences about equal sides, the detectable slowdown, the end and disturbances."""
         verdict = self.verdict
         why_stopped = ""
         if verdict.stopped:
