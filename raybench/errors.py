@@ -6,7 +6,7 @@ RaybenchError
 │   └── ResultsError         2   a run does not exist, or results cannot be read or written
 ├── ClusterError             3   the cluster is unreachable or unusable, or no point fits it
 │   ├── DevicesInUseError    3   another sweep uses the devices
-│   └── InstallationError    3   a driver or a package of a node must be repaired
+│   └── InstallationError    3   a driver or a package must be repaired, or no worker starts
 └── StepError                1   a function that Python sent to workers has failed there
 
 Errors of click and missing packages exit with 2, Ctrl-C with 130. Any other exception is a bug of
@@ -72,7 +72,7 @@ class DevicesInUseError(ClusterError):
 
 
 class InstallationError(ClusterError):
-    """A driver or a package of a node must be repaired; no point is run."""
+    """A driver or a package of a node must be repaired, or no worker starts; no point is run."""
 
 
 # Longest message with its notes, and longest traceback or log.

@@ -409,7 +409,7 @@ class WorkerPool:
             )
             for result in results:
                 if result.failure:
-                    raise ClusterError(result.failure)
+                    raise InstallationError(result.failure)
                 if worker := self._new_worker(result):
                     workers.append(worker)
                 deadline_s = min(deadline_s, time.monotonic() + timeouts.SLOW_WORKERS_S)
