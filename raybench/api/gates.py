@@ -200,9 +200,16 @@ class GateResult:
         return format_document(self.document, "terminal" if format == "text" else format)
 
     def __repr__(self) -> str:
-        """Return id and outcome of the gate, then its answer."""
+        """Return id and outcome of the gate, then its answer, and why it stopped."""
+        from raybench.report.words.ab import log_line
+
         head = f"<GateResult {self.verdict.gate.gate_id}: {self.outcome}>"
-        return "\n".join([head, *textwrap.wrap(" ".join(self.document.answer), 80)])
+        sentences = filter(None, [*self.document.answer, self.document.why_stopped])
+        # Paths stay whole, so that they can be copied.
+        lines = textwrap.wrap(
+            " ".join(sentences), 80, break_long_words=False, break_on_hyphens=False
+        )
+        return "\n".join(filter(None, [head, *lines, log_line(self.verdict)]))
 
     def _repr_html_(self) -> str:
         """Return the report for a notebook."""

@@ -106,19 +106,20 @@ class GateReport(Document):
             yield Line(text=following, tone="aside", is_apart=True, is_whole=True)
         yield Legend()
 
+    @property
+    def why_stopped(self) -> str:
+        """Return why measuring ended before all points were decided, or ""."""
+        return words.why_stopped(self.verdict.stopped) if self.verdict.stopped else ""
+
     @cached_property
     def remarks(self) -> list[str]:
         """Return sentences about equal sides, the detectable slowdown, the end and disturbances."""
         verdict = self.verdict
-        why_stopped = ""
-        if verdict.stopped:
-            reason = words.open_reason(verdict.stopped)
-            why_stopped = f"{reason[:1].upper()}{reason[1:]}."
         # Each of these sentences may be empty.
         remarks = [
             words.no_difference(verdict.gate),
             words.detectable(verdict),
-            why_stopped,
+            self.why_stopped,
             words.shared_folder(verdict),
         ]
         return [*filter(None, remarks), *words.meanwhile(verdict)]

@@ -175,6 +175,14 @@ def open_reason(why: OpenReason) -> str:
             return f"only {side} has it"
 
 
+def why_stopped(why: OpenReason) -> str:
+    """Return why a gate ended early, as a sentence."""
+    reason = open_reason(why)
+    # Without a full stop after the words of another program, which may be a command.
+    end = "" if why.text else "."
+    return f"{reason[:1].upper()}{reason[1:]}{end}"
+
+
 def log_line(verdict: GateVerdict) -> str:
     """Return where the output of the command that failed is, or ""."""
     why = verdict.stopped

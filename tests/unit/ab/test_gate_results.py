@@ -59,6 +59,15 @@ def test_parameters_are_typed_and_hide_no_column(repository, monkeypatch):
     assert set(points["pairs"]) == {3}
 
 
+def test_text_of_a_stopped_gate_names_reason_and_log(repository):
+    result = raybench.ab("ci.yaml", old="main", new="main", setup="echo 'no compiler?'; exit 3")
+    assert repr(result).splitlines()[1:] == [
+        "No point was measured. OLD cannot be measured: --setup ended with exit code 3:",
+        "no compiler?",
+        f"Log of OLD: {result.folder}/logs/setup-old.log",
+    ]
+
+
 def test_options_of_a_side_reach_its_sweeps(repository):
     result = raybench.ab(
         "ci.yaml", new_env={"FAKE_SLOWER": 0.9}, set={"x": [1, 2]}, old_set={"y": "z"}
