@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from raybench.errors import ResultsError, UsageError
 from raybench.job.source import parse_source
+from raybench.records.devices import read_device_list
 
 # Name of the newest gate.
 LATEST = "latest"
@@ -136,14 +137,17 @@ def new_gate(job: Path, old: Version, new: Version, settings: Settings) -> Gate:
     """Return a gate with a new id, for the current folder; nothing is written.
 
     Raises:
-        UsageError: a job file is missing or not UTF-8, a setting is out of its range, or --setup
-            has no worktree to run in.
+        UsageError: a job file is missing or not UTF-8, a setting is out of its range, the file of
+            --devices is wrong, or --setup has no worktree to run in.
         JobError: a job file is no YAML, or an override cannot be applied.
     """
     _check_numbers(settings)
     for path in filter(None, (job, old.job, new.job)):
         if not path.is_file():
             raise UsageError(f"{path}: no such job file; `raybench init` writes one")
+    if settings.devices_file is not None:
+        # The sweeps read the file again; an error here wastes no worktree and no start.
+        read_device_list(settings.devices_file)
     if settings.setup and not (old.revision and new.revision):
         raise UsageError(
             "--setup: the command runs in the worktrees of two revisions; give --old and --new, of "

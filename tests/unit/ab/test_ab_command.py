@@ -281,10 +281,16 @@ def test_interpreter_without_raybench_tells_its_error(ab, repository, monkeypatc
     assert "no finished run: No module named raybench" in json.loads(answer.out)["stopped"]["text"]
 
 
-def test_devices_reach_the_sweep_even_if_missing(ab, repository):
-    assert ab("--devices", "missing.txt").code == 0
+def test_devices_reach_the_sweep(ab, repository):
+    (repository / "chosen.txt").write_text("host:0\n")
+    assert ab("--devices", "chosen.txt").code == 0
     for words in starts(repository):
-        assert words[words.index("--devices") + 1] == str(repository / "missing.txt")
+        assert words[words.index("--devices") + 1] == str(repository / "chosen.txt")
+
+
+def test_missing_device_file_is_refused_before_any_start(ab, repository):
+    assert "--devices missing.txt: No such file" in ab("--devices", "missing.txt").refusal
+    assert not (repository / "results").exists()
 
 
 def test_job_of_another_encoding_is_one_line(ab, repository):
