@@ -72,7 +72,7 @@ def resolve_revisions(gate: Gate, output: Path) -> Gate:
             try:
                 commits[side] = _git(gate.cwd, "rev-parse", "--verify", "--quiet", name)
             except subprocess.CalledProcessError:
-                _top_of(gate.cwd)  # raises UsageError outside of a repository
+                _head_of(_top_of(gate.cwd))  # raises UsageError without a repository or a commit
                 raise UsageError(f"--{side} {revision}: git knows no such revision") from None
     return replace(gate, commits=commits)
 
@@ -83,10 +83,7 @@ def _commit_of_files(cwd: Path, output: Path) -> str:
     Without a change, return the commit HEAD.
     """
     top = _top_of(cwd)
-    try:
-        head = _git(top, "rev-parse", "--verify", "--quiet", "HEAD")
-    except subprocess.CalledProcessError:
-        raise UsageError(f"{top}: the git repository has no commit; commit first") from None
+    head = _head_of(top)
     with tempfile.TemporaryDirectory() as folder:
         index = Path(_git(top, "rev-parse", "--path-format=absolute", "--git-path", "index"))
         env = _IDENTITY | {"GIT_INDEX_FILE": str(Path(folder, "index"))}
@@ -124,6 +121,14 @@ def _top_of(cwd: Path) -> Path:
         raise UsageError(
             f"{cwd}: not in a git repository, so --old and --new name nothing"
         ) from None
+
+
+def _head_of(top: Path) -> str:
+    """Return the commit HEAD of a git repository."""
+    try:
+        return _git(top, "rev-parse", "--verify", "--quiet", "HEAD")
+    except subprocess.CalledProcessError:
+        raise UsageError(f"{top}: the git repository has no commit; commit first") from None
 
 
 def _own_environment() -> dict[str, str]:

@@ -319,9 +319,10 @@ def test_revision_needs_a_repository(ab, tmp_path, monkeypatch):
     assert "not in a git repository" in ab("--old", "HEAD").refusal
 
 
-def test_repository_without_a_commit_is_refused(ab, repository):
+@pytest.mark.parametrize("revision", ["WORKTREE", "HEAD", "main"])
+def test_repository_without_a_commit_is_refused(revision, ab, repository):
     git(repository, "update-ref", "-d", "HEAD")
-    assert "the git repository has no commit" in ab("--old", "WORKTREE").refusal
+    assert "the git repository has no commit" in ab("--old", revision).refusal
 
 
 def test_missing_gate_is_one_line(ab, repository):
