@@ -45,7 +45,7 @@ def side_words(gate: Gate, side: Side) -> str:
     version = gate.version(side)
     parts = []
     if commit := gate.commits.get(side):
-        code = "uncommitted files" if version.revision == WORKTREE else version.revision
+        code = "working tree" if version.revision == WORKTREE else version.revision
         parts.append(f"{code} ({commit[:8]})")
     elif not version.revision:
         parts.append(str(gate.cwd))

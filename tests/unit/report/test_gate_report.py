@@ -88,7 +88,7 @@ def test_worst_point_and_certainty_are_in_the_answer():
     assert "1 is undecided; 1 is the same." in said
     assert "this machine detects a slowdown of 1.8 % at every point." in " ".join(said.split())
     assert "batch 64  after 12 pairs its interval is still too wide" in said
-    assert "OLD: main (aaaaaaaa)\nNEW: uncommitted files (bbbbbbbb), A=1, --set x=2\n" in said
+    assert "OLD: main (aaaaaaaa)\nNEW: working tree (bbbbbbbb), A=1, --set x=2\n" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
