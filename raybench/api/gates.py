@@ -37,9 +37,9 @@ class GateOptions(TypedDict, total=False):
     old_env: Mapping[str, str]
     new_env: Mapping[str, str]
     # Interpreter of both sides, and of one side.
-    python: str
-    old_python: str
-    new_python: str
+    python: str | os.PathLike[str]
+    old_python: str | os.PathLike[str]
+    new_python: str | os.PathLike[str]
     # Shell command to run in each worktree before it is measured.
     setup: str
     # Smallest change that counts, as a share.
@@ -57,8 +57,8 @@ class GateOptions(TypedDict, total=False):
 def ab(
     job: str | os.PathLike[str],
     *,
-    old: str = "",
-    new: str = "",
+    old: str | None = None,
+    new: str | None = None,
     results: str | os.PathLike[str] = "results",
     **options: Unpack[GateOptions],
 ) -> GateResult:
@@ -89,13 +89,11 @@ def ab(
     for name in options:
         if name not in GateOptions.__annotations__:
             raise TypeError(f"ab() got an unexpected keyword argument {name!r}")
-    output = Path(results)
-    if "://" in os.fspath(results):
-        raise UsageError(f"results: must be a folder of this machine, given {quote(results)}")
+    output = _path("results", results)
     check_outlives_job(output, "results")
     listener = listener_here()
     verdict = run_gate(
-        Path(job),
+        _path("job", job),
         _version(old, "old", options),
         _version(new, "new", options),
         _settings(options),
@@ -107,11 +105,21 @@ def ab(
     return result
 
 
-def _version(revision: str, side: str, options: Mapping[str, Any]) -> Version:
+def _path(name: str, value: Any) -> Path:
+    """Return the path that an argument names; raise UsageError if it names none."""
+    if not isinstance(value, str | os.PathLike) or "://" in os.fspath(value):
+        raise UsageError(f"{name}: must be a path of this machine, given {quote(value)}")
+    return Path(value)
+
+
+def _version(revision: str | None, side: str, options: Mapping[str, Any]) -> Version:
     """Return what the options say about a side, "old" or "new"."""
     from raybench.ab.plan import Version
     from raybench.api.jobs import override_texts
 
+    # In a script, an empty variable would otherwise compare the current files with themselves.
+    if revision is not None and (not isinstance(revision, str) or not revision.strip()):
+        raise UsageError(f"{side}: must be a git revision, given {quote(revision)}")
     old_job = options.get("old_job") if side == "old" else None
     variables = options.get(f"{side}_env") or {}
     if not isinstance(variables, Mapping):
@@ -119,9 +127,9 @@ def _version(revision: str, side: str, options: Mapping[str, Any]) -> Version:
             f"{side}_env: must be a dict, as in {{'NCCL_ALGO': 'Tree'}}, given {quote(variables)}"
         )
     return Version(
-        revision=revision,
-        job=Path(old_job) if old_job else None,
-        python=options.get(f"{side}_python") or options.get("python") or "",
+        revision=revision or "",
+        job=None if old_job is None else _path("old_job", old_job),
+        python=os.fspath(options.get(f"{side}_python") or options.get("python") or ""),
         env={str(name): str(value) for name, value in variables.items()},
         overrides=override_texts(options.get(f"{side}_set"), f"{side}_set"),
     )
@@ -148,7 +156,7 @@ def _settings(options: GateOptions) -> Settings:
     return Settings(
         overrides=override_texts(options.get("set")),
         device=device,
-        devices_file=Path(devices) if devices else None,
+        devices_file=None if devices is None else _path("devices", devices),
         **given,
     )
 

@@ -24,8 +24,9 @@ SIGNATURES = {
     "sweep": "(job: 'JobSource', *, set: 'Mapping[str, Any] | None' = None, filter: 'str | None' = "
     "None, results: 'str | os.PathLike[str]' = 'results', device: 'DeviceChoice' = 'auto', "
     "address: 'str' = 'auto', **options: 'Unpack[SweepOptions]') -> 'RunResult'",
-    "ab": "(job: 'str | os.PathLike[str]', *, old: 'str' = '', new: 'str' = '', results: 'str | "
-    "os.PathLike[str]' = 'results', **options: 'Unpack[GateOptions]') -> 'GateResult'",
+    "ab": "(job: 'str | os.PathLike[str]', *, old: 'str | None' = None, new: 'str | None' = None, "
+    "results: 'str | os.PathLike[str]' = 'results', **options: 'Unpack[GateOptions]') -> "
+    "'GateResult'",
     "open_run": "(run: 'str | os.PathLike[str]', results: 'str | os.PathLike[str]' = 'results') -> "
     "'RunResult'",
     "measure": "(step: 'Callable[..., object]', *, items: 'float | None' = None, setup: "

@@ -94,7 +94,11 @@ def test_options_of_a_side_reach_its_sweeps(repository):
         ({"set": ["a=1"]}, "^set: must be a dict"),
         ({"old_set": ["a=1"]}, "old_set: must be a dict"),
         ({"new_env": ["A=1"]}, "new_env: must be a dict"),
-        ({"results": "s3://bucket/runs"}, "results: must be a folder of this machine"),
+        ({"results": "s3://bucket/runs"}, "results: must be a path of this machine"),
+        ({"old": ""}, "old: must be a git revision, given ''"),
+        ({"new": 7}, "new: must be a git revision, given 7"),
+        ({"devices": "missing.txt"}, "missing.txt"),
+        ({"old_job": {"version": 1}}, "old_job: must be a path"),
     ],
 )
 def test_wrong_options_are_refused(options, told, repository):
