@@ -208,8 +208,11 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
         for number, handler in old_handlers.items():
             signal.signal(number, handler)
     result = GateResult(verdict=verdict)
-    write_document(result.document, given["kind"], make_page=lambda: result.report("html"))
-    write_reports(result)
+    try:
+        write_document(result.document, given["kind"], make_page=lambda: result.report("html"))
+    finally:
+        # The folder has the reports also if stdout is closed or full.
+        write_reports(result)
     ctx.exit(verdict.exit_code)
 
 

@@ -16,6 +16,7 @@ from fake_sweeps import fake_sweep, git, starts, write_steps
 from raybench.ab import gate
 from raybench.ab.gate import run_sweep as real_sweep
 from raybench.ab.plan import lock_gate
+from raybench.errors import ResultsError
 
 
 def is_running(process_id):
@@ -229,6 +230,18 @@ def test_gate_folder_has_all_formats(ab, repository):
     assert json.loads((folder / "verdict.json").read_text())["exit_code"] == 1
     assert "> **1 of 3 points is slower" in (folder / "report.md").read_text()
     assert "<svg" in (folder / "report.html").read_text()
+
+
+def test_full_stdout_loses_no_report(ab, repository, monkeypatch):
+    def fail(*_, **__):
+        raise ResultsError("stdout: cannot be written")
+
+    monkeypatch.setattr("raybench.cli.ab.write_document", fail)
+    answer = ab("--old", "main")
+    assert answer.code == 2, answer
+    assert "stdout: cannot be written" in answer.err
+    names = {path.name for path in repository.glob("results/ab/*/*")}
+    assert {"verdict.json", "report.md", "report.html"} <= names
 
 
 def test_ignored_results_of_an_earlier_sweep_are_no_obstacle(ab, repository):
