@@ -176,10 +176,11 @@ def test_interrupt_during_ray_start_exits_130(tmp_path, wait_s):
     assert "Traceback" not in stderr
 
 
-@pytest.mark.long
-def test_too_large_points_exit_3_without_results(tmp_path):
+# No device can join a private Ray, so --wait changes nothing.
+@pytest.mark.parametrize("options", [pytest.param((), marks=pytest.mark.long), ("--wait", "600")])
+def test_too_large_points_exit_3_without_results(tmp_path, options):
     write_text(tmp_path, "workload: {kind: mlp}\nmatrix: {world_size: [64], batch_size: 4}\n")
-    done = cpu_sweep(tmp_path)
+    done = cpu_sweep(tmp_path, *options)
     assert done.returncode == 3
     assert "the smallest needs 64 devices, the cluster has" in done.stderr
     assert not (tmp_path / "results").exists()

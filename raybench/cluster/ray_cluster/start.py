@@ -72,7 +72,8 @@ class Connection:
     # Program of Ray that the sweep needs -> HOST:PORT.
     needed: Mapping[str, str]
     kind: DeviceKind
-    # Devices of `kind` on all nodes. With `wait_s` at least the number of wanted devices.
+    # Devices of `kind` on all nodes. With `wait_s` at least the number of wanted devices, except of
+    # a private Ray.
     capacity: int
     wait_s: float = 0.0
     # Folder of a private Ray; None for another cluster.
@@ -145,7 +146,9 @@ def connect_ray(
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = int(sum(amounts.get("GPU", 0) for amounts in resources))
     cpus = int(sum(amounts.get("CPU", 0) for amounts in resources))
-    if device == "cuda" and not gpus and not wait_s:
+    # With --wait, missing devices may still join a cluster, but not a private Ray.
+    may_grow = bool(wait_s) and folder is None
+    if device == "cuda" and not gpus and not may_grow:
         leave(folder, is_borrowed=is_borrowed)
         raise ClusterError(
             "--device cuda: the cluster has no GPU; use --device cpu to measure CPUs"
@@ -168,8 +171,7 @@ def connect_ray(
             **{name: f"{host}:{port}" for name, port in ports.items() if port > 0},
         },
         kind="cuda" if is_cuda else "cpu",
-        # With --wait, missing devices may still join.
-        capacity=max(capacity, wanted, 1) if wait_s else capacity,
+        capacity=max(capacity, wanted, 1) if may_grow else capacity,
         wait_s=wait_s,
         folder=folder,
         is_borrowed=is_borrowed,
