@@ -213,6 +213,7 @@ def ab_command(ctx: click.Context, /, **given: Any) -> None:
     finally:
         # The folder has the reports also if stdout is closed or full.
         write_reports(result)
+    say(console, f"report.md, report.html and verdict.json are in {result.folder}")
     ctx.exit(verdict.exit_code)
 
 

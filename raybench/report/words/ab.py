@@ -94,12 +94,15 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
         first += f": {worst_name}." if worst_name else "."
     elif max(counts.values()) == len(points):
         return [f"All {len(points)} points are {_PREDICATES[points[0].outcome]}."]
+    elif failing:
+        verb = "fails" if failing == 1 else "fail"
+        first = f"{failing} of {len(points)} points {verb} on NEW; no point is slower."
     else:
         first = f"No point of {len(points)} is slower."
     phrases = []
-    if failing:
+    if slower and failing:
         phrases.append(f"{failing} {'fails' if failing == 1 else 'fail'} on NEW")
-        counts[GateOutcome.NOT_MEASURED] -= failing
+    counts[GateOutcome.NOT_MEASURED] -= failing
     for outcome, count in counts.items():
         if count and outcome is not GateOutcome.SLOWER:
             phrases.append(f"{count} {'is' if count == 1 else 'are'} {_PREDICATES[outcome]}")

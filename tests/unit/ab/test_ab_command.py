@@ -148,7 +148,7 @@ def test_failing_point_is_not_measured(ab, repository):
     write_steps(repository, a=10.0, b="CUDA error", c=30.0)
     answer = ab("--old", "main")
     assert answer.code == 5, answer
-    assert "1 fails on NEW" in answer.out
+    assert "1 of 3 points fails on NEW" in answer.out
     assert "it fails on NEW: error: CUDA error" in answer.out
     filters = [
         words[words.index("--filter") + 1] for words in starts(repository) if "--filter" in words
@@ -225,8 +225,10 @@ def test_time_limit_leaves_points_undecided(ab, repository):
 
 def test_gate_folder_has_all_formats(ab, repository):
     write_steps(repository, a=10.0, b=23.0, c=30.0)
-    assert ab("--old", "main").code == 1
+    answer = ab("--old", "main")
+    assert answer.code == 1
     [folder] = repository.glob("results/ab/*")
+    assert answer.err.endswith(f"report.md, report.html and verdict.json are in {folder}\n")
     assert json.loads((folder / "verdict.json").read_text())["exit_code"] == 1
     assert "> **1 of 3 points is slower" in (folder / "report.md").read_text()
     assert "<svg" in (folder / "report.html").read_text()

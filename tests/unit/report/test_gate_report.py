@@ -109,7 +109,7 @@ def test_point_that_fails_on_new_alone_is_named():
     why = OpenReason(kind=WhyOpen.FAILED, side=Side.NEW, text="error: no module")
     crashed = point("not_measured", why=why, new_rate=None)
     said = text(point("same"), replace(crashed, row=row(2)))
-    assert "No point of 2 is slower.\n1 fails on NEW; 1 is the same." in said
+    assert "1 of 2 points fails on NEW; no point is slower.\n1 is the same." in said
     assert "All 2 points fail on NEW." in text(crashed, replace(crashed, row=row(2)))
     assert "The point fails on NEW." in text(crashed)
     # It fails on both sides.
@@ -123,7 +123,7 @@ def test_equal_verdicts_are_one_sentence():
 def test_gate_without_points_says_why():
     stopped = OpenReason(kind=WhyOpen.STOPPED, side=Side.OLD, text="--setup ended")
     said = text(pairs=0, starts=0, stopped=stopped)
-    assert "No point was measured.\nOLD cannot be measured: --setup ended.\n" in said
+    assert "No point was measured.\nOLD cannot be measured: --setup ended\n" in said
     assert "Go on with: " in said
     assert said.rstrip().endswith("ab --resume /results/ab/ci-1")
 
