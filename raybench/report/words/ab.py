@@ -84,6 +84,7 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
         counts[point.outcome] += 1
     # OLD works there, so the change is to blame.
     failing = sum(map(_fails_on_new_alone, points))
+    fail = "fails" if failing == 1 else "fail"
     if failing == len(points):
         return [f"All {len(points)} points fail on NEW."]
     slower = counts[GateOutcome.SLOWER]
@@ -92,16 +93,17 @@ def answer(verdict: GateVerdict, worst_name: str) -> list[str]:
         verb = "is" if slower == 1 else "are"
         first = f"{slower} of {len(points)} points {verb} slower, the worst by {_change(worst)}"
         first += f": {worst_name}." if worst_name else "."
+    elif counts[GateOutcome.NOT_MEASURED] == len(points):
+        return [f"None of the {len(points)} points was measured."]
     elif max(counts.values()) == len(points):
         return [f"All {len(points)} points are {_PREDICATES[points[0].outcome]}."]
     elif failing:
-        verb = "fails" if failing == 1 else "fail"
-        first = f"{failing} of {len(points)} points {verb} on NEW; no point is slower."
+        first = f"{failing} of {len(points)} points {fail} on NEW; no point is slower."
     else:
         first = f"No point of {len(points)} is slower."
     phrases = []
     if slower and failing:
-        phrases.append(f"{failing} {'fails' if failing == 1 else 'fail'} on NEW")
+        phrases.append(f"{failing} {fail} on NEW")
     counts[GateOutcome.NOT_MEASURED] -= failing
     for outcome, count in counts.items():
         if count and outcome is not GateOutcome.SLOWER:

@@ -113,7 +113,9 @@ def test_point_that_fails_on_new_alone_is_named():
     assert "All 2 points fail on NEW." in text(crashed, replace(crashed, row=row(2)))
     assert "The point fails on NEW." in text(crashed)
     # It fails on both sides.
-    assert "The point is not measured." in text(replace(crashed, old_rate=None))
+    broken = replace(crashed, old_rate=None)
+    assert "The point is not measured." in text(broken)
+    assert "None of the 2 points was measured." in text(broken, replace(broken, row=row(2)))
 
 
 def test_equal_verdicts_are_one_sentence():
